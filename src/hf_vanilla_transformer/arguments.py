@@ -1,0 +1,240 @@
+"""The options of training: dataclasses for `HfArgumentParser`, from flags, from one YAML recipe, or from both.
+
+Names are those of transformers' translation example where it has them.
+"""
+
+import difflib
+import json
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+from transformers import HfArgumentParser, Seq2SeqTrainingArguments
+
+from .configuration_vanilla_transformer import PRESETS
+from .errors import UserError
+from .tokenization_vanilla_transformer import NORMALIZATIONS, TOKENIZER_TYPES
+
+
+@dataclass
+class ModelArguments:
+    """What is trained."""
+
+    preset: str = field(default="paper-base", metadata={"help": f"A named size: {', '.join(PRESETS)}."})
+    config_overrides: str | None = field(
+        default=None,
+        metadata={
+            "help": "Configuration fields that differ from the preset, as 'dropout=0.1,encoder_layers=12' "
+            "(in a recipe: a mapping)."
+        },
+    )
+    model_name_or_path: str | None = field(
+        default=None,
+        metadata={"help": "Go on from the weights and the tokenizer of this model instead of starting afresh."},
+    )
+    attn_implementation: str | None = field(
+        default=None, metadata={"help": "Attention backend: eager, sdpa or flex_attention."}
+    )
+
+
+@dataclass
+class DataArguments:
+    """Where the parallel text comes from and what of it is used."""
+
+    source_lang: str | None = field(default=None, metadata={"help": "Source language code, such as en."})
+    target_lang: str | None = field(default=None, metadata={"help": "Target language code, such as de."})
+    dataset_name: str | None = field(
+        default=None,
+        metadata={"help": "A Hub data set id, a folder of save_to_disk, or a Multi30k folder as upstream lays it out."},
+    )
+    dataset_config_name: str | None = field(
+        default=None, metadata={"help": "The data set's configuration; for Multi30k raw or tok."}
+    )
+    train_file: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Two aligned text files, source first, or one TSV, CSV, JSONL or Parquet file."},
+    )
+    validation_file: list[str] = field(default_factory=list, metadata={"help": "The same for the validation set."})
+    test_file: list[str] = field(
+        default_factory=list,
+        metadata={"help": "The same for a test set: it is not trained on, and what it shares with training is dropped."},
+    )
+    train_split: str = field(default="train", metadata={"help": "The data set's training split."})
+    validation_split: str = field(default="validation", metadata={"help": "The data set's validation split."})
+    test_splits: list[str] = field(
+        default_factory=list, metadata={"help": "The data set's test splits: what they share with training is dropped."}
+    )
+    streaming: bool = field(default=False, metadata={"help": "Read a Hub data set without downloading it first."})
+    max_train_samples: int | None = field(default=None, metadata={"help": "Stop reading after this many pairs."})
+    max_eval_samples: int | None = field(
+        default=None, metadata={"help": "Evaluate on the first so many validation pairs only."}
+    )
+    max_source_length: int = field(
+        default=256, metadata={"help": "Training drops pairs whose source has more tokens than this, EOS included."}
+    )
+    max_target_length: int = field(default=256, metadata={"help": "The same for the target."})
+    max_length_ratio: float = field(
+        default=6.0, metadata={"help": "Training drops pairs of which one side has this many times the other's words."}
+    )
+
+
+@dataclass
+class TokenizerArguments:
+    """The tokenizer that is learned from the training text."""
+
+    tokenizer_type: str = field(default="bpe", metadata={"help": f"One of {', '.join(TOKENIZER_TYPES)}."})
+    vocab_size: int = field(default=10000, metadata={"help": "Tokens of the vocabulary, or of each of two."})
+    separate_vocabularies: bool = field(
+        default=False, metadata={"help": "One vocabulary for each language instead of a joint one."}
+    )
+    lowercase: bool = field(default=False, metadata={"help": "Read and write lower case only."})
+    normalization: str = field(default="nfc", metadata={"help": f"Unicode form: {', '.join(NORMALIZATIONS)}."})
+    subword_dropout: float = field(
+        default=0.0, metadata={"help": "BPE-dropout: the probability of leaving out a merge, while training only."}
+    )
+
+
+@dataclass
+class TrainingArguments(Seq2SeqTrainingArguments):
+    """transformers' own training arguments with the paper's optimiser as defaults, and what translation needs besides.
+
+    `per_device_train_batch_size` has no effect: batches are made by tokens.
+    """
+
+    max_tokens_per_batch: int = field(
+        default=4096,
+        metadata={"help": "Tokens of one batch on one device, padding included: pairs times the longest side."},
+    )
+    learning_rate: float | None = field(
+        default=None,
+        metadata={"help": "Peak learning rate; by default the paper's, d_model^-0.5 * warmup_steps^-0.5."},
+    )
+    lr_scheduler_type: str = field(default="inverse_sqrt", metadata={"help": "Section 5.3, equation 3."})
+    warmup_steps: float = field(default=4000, metadata={"help": "Steps of linear warm-up; below 1, a share of all."})
+    adam_beta2: float = field(default=0.98, metadata={"help": "Section 5.3."})
+    adam_epsilon: float = field(default=1e-9, metadata={"help": "Section 5.3."})
+    max_grad_norm: float = field(default=0.0, metadata={"help": "Clip gradients at this norm; 0 = never, as the paper."})
+    label_smoothing_factor: float = field(
+        default=0.1, metadata={"help": "Section 5.4. Applied inside the model, where it costs nothing."}
+    )
+    average_checkpoints: int = field(
+        default=5, metadata={"help": "The result is the mean of the last so many checkpoints (section 6.1); 0 = last."}
+    )
+    ema_decay: float = field(
+        default=0.0,
+        metadata={"help": "Keep an exponential moving average of the weights, evaluate it and make it the result."},
+    )
+    early_stopping_patience: int = field(
+        default=0, metadata={"help": "Stop after so many evaluations without a better metric_for_best_model; 0 = never."}
+    )
+    num_sample_translations: int = field(
+        default=3, metadata={"help": "Sentences of the validation set that are shown at each evaluation."}
+    )
+    generation_max_length: int = field(default=256, metadata={"help": "Longest translation, in tokens."})
+    generation_num_beams: int = field(default=5, metadata={"help": "Beams of the finished model."})
+    eval_num_beams: int = field(default=1, metadata={"help": "Beams of the evaluations during training."})
+    length_penalty: float = field(default=1.0, metadata={"help": "Exponent of the length in the beam score."})
+    output_dir: str = field(default="runs/model", metadata={"help": "Checkpoints, the finished model and run.json."})
+    eval_strategy: str = field(default="epoch", metadata={"help": "no, steps or epoch."})
+    save_strategy: str = field(default="epoch", metadata={"help": "no, steps or epoch."})
+    logging_steps: float = field(default=100, metadata={"help": "Steps between two lines of the log."})
+    predict_with_generate: bool = field(default=True, metadata={"help": "Translate the validation set for its BLEU."})
+    per_device_eval_batch_size: int = field(default=64, metadata={"help": "Sentences of an evaluation batch."})
+    metric_for_best_model: str | None = field(default="bleu", metadata={"help": "bleu, chrf or loss."})
+    use_cpu: bool = field(default=False, metadata={"help": "Train on the CPU even where there is a GPU."})
+    dataloader_pin_memory: bool = field(default=False, metadata={"help": "Pin batches in memory for the GPU."})
+    ddp_find_unused_parameters: bool | None = field(default=False, metadata={"help": "Every parameter is used."})
+
+
+Arguments = tuple[ModelArguments, DataArguments, TokenizerArguments, TrainingArguments]
+CLASSES = (ModelArguments, DataArguments, TokenizerArguments, TrainingArguments)
+
+
+def parse_arguments(argv: Sequence[str]) -> Arguments:
+    """Parse flags, after an optional YAML recipe as the first word; flags win over the recipe.
+
+    Raises:
+        UserError: a recipe that is missing, unreadable or has an unknown key; values that contradict each other.
+    """
+    argv = list(argv)
+    if argv and argv[0].endswith((".yaml", ".yml")):
+        argv = [*_recipe_flags(Path(argv[0])), *argv[1:]]
+    parser = HfArgumentParser(CLASSES, prog="vanilla-transformer train", allow_abbrev=False)
+    try:
+        arguments = parser.parse_args_into_dataclasses(argv)
+    except ValueError as error:  # transformers checks flags against each other, and flags that it does not know
+        raise UserError(" ".join(str(error).split())) from error
+    _check(*arguments)
+    return arguments
+
+
+def _check(model: ModelArguments, data: DataArguments, tokenizer: TokenizerArguments, training: TrainingArguments):
+    if not data.source_lang or not data.target_lang:
+        raise UserError("give both languages: --source_lang and --target_lang")
+    if not data.train_file and not data.dataset_name:
+        raise UserError("no training text: give --train_file or --dataset_name")
+    if not 0 <= training.ema_decay < 1:
+        raise UserError(f"ema_decay={training.ema_decay} is not in [0, 1)")
+    if not 0 <= tokenizer.subword_dropout < 1:
+        raise UserError(f"subword_dropout={tokenizer.subword_dropout} is not in [0, 1)")
+    if tokenizer.subword_dropout and tokenizer.tokenizer_type not in ("bpe", "byte-level"):
+        raise UserError(f"subword_dropout needs a bpe or byte-level tokenizer, not {tokenizer.tokenizer_type}")
+
+
+def read_recipe(path: Path) -> dict[str, Any]:
+    """The settings of a recipe, checked for misspelt keys.
+
+    Raises:
+        UserError: the file is missing, is not a YAML mapping, or has an unknown key.
+    """
+    try:
+        recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"recipe {path}: cannot be read ({error.strerror})") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"recipe {path}: not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(recipe, dict):
+        raise UserError(f"recipe {path}: expected a mapping of option names to values")
+    known = [option.name for group in CLASSES for option in fields(group)]
+    for key in recipe:
+        if key not in known:
+            guess = difflib.get_close_matches(str(key), known, n=1)
+            hint = f"did you mean {guess[0]!r}?" if guess else "see vanilla-transformer train --help"
+            raise UserError(f"recipe {path}: unknown key {key!r}: {hint}")
+    return recipe
+
+
+def _recipe_flags(path: Path) -> list[str]:
+    flags = []
+    for key, value in read_recipe(path).items():
+        if value is None:
+            continue
+        if isinstance(value, dict):
+            value = json.dumps(value)
+        values = value if isinstance(value, list) else [value]
+        flags += [f"--{key}", *(str(item) for item in values)]
+    return flags
+
+
+def parse_overrides(text: str | None) -> dict[str, Any]:
+    """'dropout=0.1,encoder_layers=12' or a JSON object -> configuration fields.
+
+    Raises:
+        UserError: a part without "=".
+    """
+    if not text:
+        return {}
+    if text.lstrip().startswith("{"):
+        return json.loads(text)
+    overrides = {}
+    for part in text.split(","):
+        name, equals, value = part.partition("=")
+        if not equals:
+            raise UserError(f"config_overrides: {part!r} is not of the form name=value")
+        overrides[name.strip()] = yaml.safe_load(value)
+    return overrides
+
+

@@ -1,0 +1,473 @@
+"""The Transformer as a Hugging Face model: masks, caches, outputs, generation, loss.
+
+What the network computes stands in `attention`, `embeddings`, `layers` and `transformer`; this file knows nothing of
+tokenizers, files or the Hub.
+
+Shapes: B batch, T target length, S source length, D d_model, V target vocabulary.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import initialization as init
+from transformers.activations import ACT2FN
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.generation import GenerationMixin
+from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    BaseModelOutputWithPastAndCrossAttentions,
+    Seq2SeqLMOutput,
+    Seq2SeqModelOutput,
+)
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
+from transformers.utils import can_return_tuple
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+
+from .attention import MultiHeadAttention, scaled_dot_product_attention
+from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .embeddings import LearnedPositions, SinusoidalPositions, TokenEmbedding
+from .layers import AddAndNorm, DecoderLayer, EncoderLayer, FeedForward
+from .loss import IGNORED, label_smoothed_cross_entropy
+from .transformer import DecoderStack, EncoderStack
+
+
+def shift_right(labels: Tensor, pad_token_id: int, decoder_start_token_id: int) -> Tensor:
+    """Decoder inputs from labels (B, T): the start token, then every label but the last ("shifted right", Figure 1)."""
+    shifted = labels.new_full(labels.shape, decoder_start_token_id)
+    shifted[:, 1:] = labels[:, :-1]
+    return shifted.masked_fill(shifted == IGNORED, pad_token_id)
+
+
+def positions_of(attention_mask: Tensor) -> Tensor:
+    """Positions (B, S) that count real tokens only, so that padding on the left shifts nothing."""
+    return (attention_mask.long().cumsum(dim=-1) - 1).clamp(min=0)
+
+
+class VanillaTransformerPreTrainedModel(PreTrainedModel):
+    """What transformers needs to know to load, move, shard and initialise the model."""
+
+    config: VanillaTransformerConfig
+    base_model_prefix = "model"
+    main_input_name = "input_ids"
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _supports_flex_attn = True
+    _can_compile_fullgraph = True
+    _no_split_modules = ["EncoderLayer", "DecoderLayer"]  # noqa: RUF012
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    accepts_loss_kwargs = True
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module):
+        """Every parameter's first value.
+
+        | parameter | value |
+        |---|---|
+        | linear weight | uniform, Glorot & Bengio 2010, as in the paper's tensor2tensor code |
+        | linear bias | 0 |
+        | token and position embedding | normal, standard deviation d_model^-0.5 |
+        | layer norm | gain 1, bias 0 |
+        """
+        if isinstance(module, nn.Linear):
+            init.xavier_uniform_(module.weight)
+            if module.bias is not None:
+                init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            init.normal_(module.weight, std=self.config.d_model**-0.5)
+        elif isinstance(module, nn.LayerNorm):
+            init.ones_(module.weight)
+            init.zeros_(module.bias)
+
+    def _attention_function(self) -> Callable:
+        """The backend that `config` asks for, looked up at each forward so that it can be switched at any time."""
+        return ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation, scaled_dot_product_attention
+        )
+
+    def _token_embedding(self, vocab_size: int) -> TokenEmbedding:
+        scale = self.config.d_model**0.5 if self.config.scale_embedding else 1.0
+        return TokenEmbedding(vocab_size, self.config.d_model, scale)
+
+    def _position_embedding(self) -> SinusoidalPositions | LearnedPositions:
+        learned = self.config.position_embedding_type == "learned"
+        positions = LearnedPositions if learned else SinusoidalPositions
+        return positions(self.config.max_position_embeddings, self.config.d_model)
+
+    def _attention(self, num_heads: int, is_causal: bool = False, layer_idx: int = 0) -> MultiHeadAttention:
+        config = self.config
+        attention = MultiHeadAttention(
+            d_model=config.d_model,
+            num_heads=num_heads,
+            head_dim=config.head_dim or config.d_model // num_heads,
+            dropout=config.attention_dropout,
+            bias=config.attention_bias,
+            is_causal=is_causal,
+            layer_idx=layer_idx,
+        )
+        attention.config = config  # some backends read their settings from the calling layer
+        return attention
+
+    def _feed_forward(self, d_ff: int) -> FeedForward:
+        config = self.config
+        return FeedForward(
+            config.d_model, d_ff, ACT2FN[config.activation_function], config.activation_dropout
+        )
+
+    def _add_and_norm(self) -> AddAndNorm:
+        config = self.config
+        return AddAndNorm(
+            config.d_model, config.dropout, config.layer_norm_eps, config.norm_position == "pre"
+        )
+
+    def _final_norm(self) -> nn.Module:
+        if self.config.norm_position == "post":
+            return nn.Identity()
+        return nn.LayerNorm(self.config.d_model, eps=self.config.layer_norm_eps)
+
+
+class VanillaTransformerEncoder(VanillaTransformerPreTrainedModel):
+    """Figure 1, left: token embeddings plus positions, dropout, the encoder stack."""
+
+    _can_record_outputs = {"hidden_states": EncoderLayer, "attentions": MultiHeadAttention}  # noqa: RUF012
+
+    def __init__(self, config: VanillaTransformerConfig):
+        super().__init__(config)
+        self.embed_tokens = self._token_embedding(config.encoder_vocab_size or config.vocab_size)
+        self.embed_positions = self._position_embedding()
+        self.dropout = nn.Dropout(config.dropout)
+        layers = [
+            EncoderLayer(
+                self._attention(config.encoder_attention_heads),
+                self._feed_forward(config.encoder_ffn_dim),
+                self._add_and_norm,
+            )
+            for _ in range(config.encoder_layers)
+        ]
+        self.stack = EncoderStack(layers, self._final_norm())
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutput:
+        """
+        Args:
+            input_ids: (B, S).
+            attention_mask: (B, S), 1 = a real token; None means every id that is not padding.
+            inputs_embeds: (B, S, D) in the place of `input_ids`, as `embed_tokens` returns them.
+
+        Raises:
+            ValueError: both or neither of `input_ids` and `inputs_embeds`.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give exactly one of input_ids and inputs_embeds")
+        if inputs_embeds is None:
+            inputs_embeds = self.embed_tokens(input_ids)
+            if attention_mask is None:
+                attention_mask = input_ids.ne(self.config.pad_token_id)
+        length = inputs_embeds.shape[1]
+        if attention_mask is not None and attention_mask.dim() == 2:
+            position_ids = positions_of(attention_mask)
+        else:
+            position_ids = torch.arange(length, device=inputs_embeds.device)
+        positions = self.embed_positions(position_ids, length)
+        mask = create_bidirectional_mask(
+            config=self.config, inputs_embeds=inputs_embeds, attention_mask=attention_mask
+        )
+        hidden_states = self.dropout((inputs_embeds + positions).to(inputs_embeds.dtype))
+        return BaseModelOutput(last_hidden_state=self.stack(hidden_states, mask, self._attention_function()))
+
+
+class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
+    """Figure 1, right, up to the final linear layer: embeddings plus positions, dropout, the decoder stack."""
+
+    _can_record_outputs = {  # noqa: RUF012
+        "hidden_states": DecoderLayer,
+        "attentions": OutputRecorder(MultiHeadAttention, index=1, layer_name="self_attn"),
+        "cross_attentions": OutputRecorder(MultiHeadAttention, index=1, layer_name="encoder_attn"),
+    }
+
+    def __init__(self, config: VanillaTransformerConfig):
+        super().__init__(config)
+        heads = config.decoder_attention_heads
+        self.embed_tokens = self._token_embedding(config.vocab_size)
+        self.embed_positions = self._position_embedding()
+        self.dropout = nn.Dropout(config.dropout)
+        layers = [
+            DecoderLayer(
+                self._attention(heads, is_causal=True, layer_idx=index),
+                self._attention(heads, layer_idx=index),
+                self._feed_forward(config.decoder_ffn_dim),
+                self._add_and_norm,
+            )
+            for index in range(config.decoder_layers)
+        ]
+        self.stack = DecoderStack(layers, self._final_norm())
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
+        """
+        Args:
+            input_ids: (B, T); with a cache, only the tokens that it does not hold yet.
+            attention_mask: (B, past + T), 1 = a real token; None means all.
+            encoder_hidden_states: (B, S, D), or (B / beams, S, D) if consecutive rows are beams of one sentence.
+            encoder_attention_mask: (B, S) or (B / beams, S), as `encoder_hidden_states`.
+            past_key_values: an `EncoderDecoderCache`.
+            inputs_embeds: (B, T, D) in the place of `input_ids`, as `embed_tokens` returns them.
+            use_cache: whether to make a cache if none is given.
+
+        Raises:
+            ValueError: both or neither of `input_ids` and `inputs_embeds`; no `encoder_hidden_states`.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give exactly one of decoder_input_ids and decoder_inputs_embeds (or labels)")
+        if encoder_hidden_states is None:
+            raise ValueError("the decoder needs encoder_hidden_states: it attends to the encoder's output")
+        if inputs_embeds is None:
+            inputs_embeds = self.embed_tokens(input_ids)
+        if use_cache and past_key_values is None:
+            past_key_values = EncoderDecoderCache(
+                DynamicCache(config=self.config), DynamicCache(config=self.config)
+            )
+        past = past_key_values.get_seq_length() if past_key_values is not None else 0
+        length = inputs_embeds.shape[1]
+        if attention_mask is not None and attention_mask.dim() == 2:
+            position_ids = positions_of(attention_mask)[:, -length:]
+        else:
+            position_ids = torch.arange(length, device=inputs_embeds.device) + past
+        positions = self.embed_positions(position_ids, past + length)
+        mask = create_causal_mask(
+            config=self.config,
+            inputs_embeds=inputs_embeds,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values.self_attention_cache if past_key_values is not None else None,
+        )
+        memory_mask = create_bidirectional_mask(
+            config=self.config,
+            # the beams of a sentence are so many more queries, see MultiHeadAttention
+            inputs_embeds=inputs_embeds.reshape(encoder_hidden_states.shape[0], -1, inputs_embeds.shape[-1]),
+            attention_mask=encoder_attention_mask,
+            encoder_hidden_states=encoder_hidden_states,
+        )
+        hidden_states = self.stack(
+            self.dropout((inputs_embeds + positions).to(inputs_embeds.dtype)),
+            encoder_hidden_states,
+            mask,
+            memory_mask,
+            past_key_values,
+            self._attention_function(),
+        )
+        return BaseModelOutputWithPastAndCrossAttentions(
+            last_hidden_state=hidden_states, past_key_values=past_key_values
+        )
+
+
+class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
+    """Encoder and decoder without the output projection: Figure 1 up to "Linear"."""
+
+    def __init__(self, config: VanillaTransformerConfig):
+        super().__init__(config)
+        self.encoder = VanillaTransformerEncoder(config)
+        self.decoder = VanillaTransformerDecoder(config)
+        if config.share_encoder_decoder_embeddings:
+            self._tied_weights_keys = {"encoder.embed_tokens.weight": "decoder.embed_tokens.weight"}
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The source embedding, which is also the target's where they are shared."""
+        return self.encoder.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Module):
+        """Replace the source embedding, and the target's where they are shared."""
+        self.encoder.embed_tokens = value
+        if self.config.share_encoder_decoder_embeddings:
+            self.decoder.embed_tokens = value
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        encoder_outputs: BaseModelOutput | tuple | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> Seq2SeqModelOutput:
+        """See `VanillaTransformerEncoder.forward` and `VanillaTransformerDecoder.forward`.
+
+        `encoder_outputs`, if given, takes the place of `input_ids` and `inputs_embeds`.
+        """
+        if attention_mask is None and input_ids is not None:
+            attention_mask = input_ids.ne(self.config.pad_token_id)
+        if encoder_outputs is None:
+            encoder_outputs = self.encoder(
+                input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs
+            )
+        elif not isinstance(encoder_outputs, BaseModelOutput):
+            encoder_outputs = BaseModelOutput(
+                **dict(
+                    zip(("last_hidden_state", "hidden_states", "attentions"), encoder_outputs, strict=False)
+                )
+            )
+        decoder_outputs = self.decoder(
+            decoder_input_ids,
+            attention_mask=decoder_attention_mask,
+            encoder_hidden_states=encoder_outputs.last_hidden_state,
+            encoder_attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            inputs_embeds=decoder_inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        return Seq2SeqModelOutput(
+            last_hidden_state=decoder_outputs.last_hidden_state,
+            past_key_values=decoder_outputs.past_key_values,
+            decoder_hidden_states=decoder_outputs.hidden_states,
+            decoder_attentions=decoder_outputs.attentions,
+            cross_attentions=decoder_outputs.cross_attentions,
+            encoder_last_hidden_state=encoder_outputs.last_hidden_state,
+            encoder_hidden_states=encoder_outputs.hidden_states,
+            encoder_attentions=encoder_outputs.attentions,
+        )
+
+
+class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedModel, GenerationMixin):
+    """The whole of Figure 1: a model that translates and can be trained."""
+
+    _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012
+
+    def __init__(self, config: VanillaTransformerConfig):
+        super().__init__(config)
+        self.model = VanillaTransformerModel(config)
+        self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        target = "model.decoder.embed_tokens.weight"
+        self._tied_weights_keys = {"lm_head.weight": target}
+        if config.share_encoder_decoder_embeddings:
+            self._tied_weights_keys["model.encoder.embed_tokens.weight"] = target
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        encoder_outputs: BaseModelOutput | tuple | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs: Any,
+    ) -> Seq2SeqLMOutput:
+        """
+        Args:
+            labels: (B, T), the target ending in EOS, -100 where there is nothing to predict. The decoder's input is
+                made from it where none is given.
+            num_items_in_batch: what the loss is divided by; None means the number of target tokens in `labels`. The
+                Trainer passes the number of the whole optimiser step, which makes the loss independent of gradient
+                accumulation and of the number of processes.
+
+        Returns:
+            loss: label-smoothed in training mode, plain cross-entropy in evaluation mode.
+            logits: (B, T, V); None in training mode with `labels`, because the loss never makes them as a whole.
+
+        The other arguments are those of `VanillaTransformerModel.forward`.
+        """
+        if labels is not None:
+            use_cache = False
+            if decoder_input_ids is None and decoder_inputs_embeds is None:
+                decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        outputs = self.model(
+            input_ids,
+            attention_mask=attention_mask,
+            decoder_input_ids=decoder_input_ids,
+            decoder_attention_mask=decoder_attention_mask,
+            encoder_outputs=encoder_outputs,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            decoder_inputs_embeds=decoder_inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        loss = logits = None
+        if labels is not None:
+            loss = self._loss(outputs.last_hidden_state, labels, num_items_in_batch)
+        if labels is None or not self.training:
+            logits = self.lm_head(outputs.last_hidden_state)
+        return Seq2SeqLMOutput(
+            loss=loss, logits=logits, **{k: v for k, v in outputs.items() if k != "last_hidden_state"}
+        )
+
+    def _loss(self, hidden_states: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
+        labels = labels.to(hidden_states.device)
+        label_smoothing = self.config.label_smoothing if self.training else 0.0
+        total = label_smoothed_cross_entropy(hidden_states, self.lm_head.weight, labels, label_smoothing)
+        if num_items_in_batch is None:
+            num_items_in_batch = labels.ne(IGNORED).sum().clamp(min=1)
+        elif isinstance(num_items_in_batch, Tensor):
+            num_items_in_batch = num_items_in_batch.to(total.device)
+        return total / num_items_in_batch
+
+    def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
+        """(B, T) -> (B, T); the name that `DataCollatorForSeq2Seq` looks for."""
+        return shift_right(labels, self.config.pad_token_id, self.config.decoder_start_token_id)
+
+    def _prepare_model_inputs(self, inputs=None, bos_token_id=None, model_kwargs=None):
+        """Infer the source's mask where the caller of `generate()` gave none; transformers leaves it out."""
+        inputs, name, model_kwargs = super()._prepare_model_inputs(inputs, bos_token_id, model_kwargs)
+        if name == "input_ids" and model_kwargs.get("attention_mask") is None:
+            model_kwargs["attention_mask"] = inputs.ne(self.config.pad_token_id).long()
+        return inputs, name, model_kwargs
+
+    def _expand_inputs_for_generation(
+        self, expand_size=1, is_encoder_decoder=False, input_ids=None, **model_kwargs
+    ):
+        """Copy the decoder's side for each beam, but not the source: beams share their sentence's memory."""
+        source = {
+            key: model_kwargs.pop(key) for key in ("encoder_outputs", "attention_mask") if key in model_kwargs
+        }
+        input_ids, model_kwargs = super()._expand_inputs_for_generation(
+            expand_size=expand_size, is_encoder_decoder=False, input_ids=input_ids, **model_kwargs
+        )
+        return input_ids, {**model_kwargs, **source}
+
+    @staticmethod
+    def _reorder_cache(past_key_values: EncoderDecoderCache, beam_idx: Tensor) -> EncoderDecoderCache:
+        """Follow the surviving beams. A beam never leaves its sentence, so the cross-attention cache stays as it is."""
+        past_key_values.self_attention_cache.reorder_cache(beam_idx)
+        return past_key_values
+
+
+__all__ = [
+    "VanillaTransformerForConditionalGeneration",
+    "VanillaTransformerModel",
+    "VanillaTransformerPreTrainedModel",
+]

@@ -1,0 +1,202 @@
+"""From parallel text to tokenised pairs on disk: read, clean, report, learn the tokenizer, encode.
+
+Text is read as a stream and kept in memory-mapped Arrow files, so a corpus need not fit in memory.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datasets import Dataset, disable_progress_bars, load_from_disk
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from .arguments import DataArguments, TokenizerArguments
+from .corpus import CleaningRules, CorpusReport, HeldOut, Pair, clean_pairs, read_pairs, swapped, swapped_endings
+from .errors import UserError
+from .tokenization_vanilla_transformer import SeparateVocabularyTokenizer, joint_tokenizer, learn_backend
+
+
+@dataclass
+class PreparedCorpus:
+    """What training needs.
+
+    Attributes:
+        train, validation: `datasets.Dataset` with `source`, `target` (text), `input_ids`, `labels` (token ids, EOS
+            included); `validation` is None where there is none.
+        tokenizer: with which they were made.
+        report: the cleaning report of the training text, ready for JSON.
+    """
+
+    train: Dataset
+    validation: Dataset | None
+    tokenizer: PreTrainedTokenizerBase
+    report: dict[str, Any]
+
+    @classmethod
+    def load(cls, folder: Path) -> "PreparedCorpus":
+        """Read what `prepare_corpus` left in `folder`."""
+        validation = folder / "validation"
+        return cls(
+            train=load_from_disk(folder / "train"),
+            validation=load_from_disk(validation) if validation.exists() else None,
+            tokenizer=load_tokenizer(folder / "tokenizer"),
+            report=json.loads((folder / "report.json").read_text(encoding="utf-8")),
+        )
+
+
+def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a saved model, with one vocabulary or two."""
+    if (Path(folder) / "target_tokenizer.json").is_file():
+        return SeparateVocabularyTokenizer.from_pretrained(folder)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def prepare_corpus(
+    data: DataArguments, options: TokenizerArguments, folder: Path, tokenizer_name: str | None = None
+) -> None:
+    """Do all that comes before training and leave it in `folder`, replacing what is there; print the report.
+
+    Args:
+        data: where the text is.
+        options: what tokenizer to learn.
+        folder: for the results; see `PreparedCorpus.load`.
+        tokenizer_name: take the tokenizer of this model instead of learning one.
+
+    Raises:
+        UserError: from reading the text, or if nothing is left of it.
+    """
+    disable_progress_bars()
+    shutil.rmtree(folder, ignore_errors=True)
+    validation = _validation_pairs(data)
+    held_out = HeldOut.of([*validation, *_test_pairs(data)])
+    report = CorpusReport("training text")
+    texts = _as_dataset(_clean_training_pairs(data, report, held_out), folder / "cache" / "text")
+    report.require_pairs()
+    _warn_of_swapped_sides(data, report, texts, validation)
+    tokenizer = load_tokenizer(tokenizer_name) if tokenizer_name else _learn_tokenizer(texts, options, folder)
+    tokenizer.save_pretrained(folder / "tokenizer")
+    train = _encode(texts, tokenizer, folder / "cache" / "train.arrow")
+    train = _drop_too_long(train, data, report)
+    report.require_pairs()
+    print(report, flush=True)
+    train.save_to_disk(folder / "train")
+    if validation:
+        _encode(Dataset.from_list([pair._asdict() for pair in validation]), tokenizer, None).save_to_disk(
+            folder / "validation"
+        )
+    (folder / "report.json").write_text(json.dumps(report.as_dict(), ensure_ascii=False, indent=1), encoding="utf-8")
+    shutil.rmtree(folder / "cache")
+
+
+def _read(data: DataArguments, files: list[str], split: str) -> Iterator[Pair]:
+    return read_pairs(
+        files=files,
+        dataset=None if files else data.dataset_name,
+        config_name=None if files else data.dataset_config_name,
+        split=split,
+        source_lang=data.source_lang,
+        target_lang=data.target_lang,
+        streaming=data.streaming,
+    )
+
+
+def _validation_pairs(data: DataArguments) -> list[Pair]:
+    """The validation set, longest pairs first so that an evaluation pads little; empty where there is none."""
+    if not data.validation_file and (data.train_file or not data.validation_split):
+        return []
+    pairs = list(islice(_read(data, data.validation_file, data.validation_split), data.max_eval_samples))
+    for pair in pairs:
+        if not pair.source or not pair.target:
+            raise UserError(f"validation set, line {pair.line}: one side is empty; every line needs both")
+    return sorted(pairs, key=lambda pair: -len(pair.source))
+
+
+def _test_pairs(data: DataArguments) -> Iterator[Pair]:
+    if data.test_file:
+        yield from _read(data, data.test_file, "test")
+    elif not data.train_file:
+        for split in data.test_splits:
+            yield from _read(data, [], split)
+
+
+def _clean_training_pairs(data: DataArguments, report: CorpusReport, held_out: HeldOut) -> Iterator[Pair]:
+    pairs = islice(_read(data, data.train_file, data.train_split), data.max_train_samples)
+    return clean_pairs(pairs, CleaningRules(max_length_ratio=data.max_length_ratio), report, held_out)
+
+
+def _as_dataset(pairs: Iterator[Pair], cache: Path) -> Dataset:
+    """Write pairs to an Arrow file as they come. The fingerprint is the path's: `cache` is new in every run."""
+    columns = Pair._fields
+    first = next(pairs, None)
+    if first is None:
+        return Dataset.from_dict({column: [] for column in columns})
+
+    def rows() -> Iterator[dict[str, Any]]:
+        yield first._asdict()
+        for pair in pairs:
+            yield pair._asdict()
+
+    return Dataset.from_generator(rows, cache_dir=str(cache), fingerprint="text")
+
+
+def _warn_of_swapped_sides(data: DataArguments, report: CorpusReport, texts: Dataset, validation: list[Pair]) -> None:
+    sample = [Pair(row["source"], row["target"], row["line"]) for row in texts.select(range(min(2000, len(texts))))]
+    warnings = [swapped_endings(data.train_file, data.source_lang, data.target_lang)]
+    if validation:
+        warnings.append(swapped(sample, validation[:2000]))
+    report.warnings.extend(warning for warning in warnings if warning)
+
+
+def _learn_tokenizer(texts: Dataset, options: TokenizerArguments, folder: Path) -> PreTrainedTokenizerBase:
+    settings = {
+        "tokenizer_type": options.tokenizer_type,
+        "vocab_size": options.vocab_size,
+        "lowercase": options.lowercase,
+        "normalization": options.normalization,
+    }
+
+    def side(column: str) -> Iterator[str]:
+        for batch in texts.iter(1000):
+            yield from batch[column]
+
+    if not options.separate_vocabularies:
+        both = (text for column in ("source", "target") for text in side(column))
+        return joint_tokenizer(learn_backend(both, **settings))
+    files = []
+    for column in ("source", "target"):
+        files.append(str(folder / f"{column}.json"))
+        learn_backend(side(column), **settings).save(files[-1])
+    return SeparateVocabularyTokenizer(*files)
+
+
+def _encode(texts: Dataset, tokenizer: PreTrainedTokenizerBase, cache_file: Path | None) -> Dataset:
+    def encode(batch: dict[str, list]) -> dict[str, list]:
+        return {
+            "input_ids": tokenizer(batch["source"], return_attention_mask=False)["input_ids"],
+            "labels": tokenizer(text_target=batch["target"], return_attention_mask=False)["input_ids"],
+        }
+
+    return texts.map(
+        encode, batched=True, cache_file_name=str(cache_file) if cache_file else None, new_fingerprint="encoded"
+    )
+
+
+def token_lengths(pairs: Dataset) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens of each source and of each target, EOS included."""
+    return tuple(
+        np.concatenate([[len(ids) for ids in batch[column]] for batch in pairs.iter(10000)])
+        for column in ("input_ids", "labels")
+    )
+
+
+def _drop_too_long(pairs: Dataset, data: DataArguments, report: CorpusReport) -> Dataset:
+    sources, targets = token_lengths(pairs)
+    fits = (sources <= data.max_source_length) & (targets <= data.max_target_length)
+    for row in pairs.select(np.flatnonzero(~fits)):
+        report.drop("too long", Pair(row["source"], row["target"], row["line"]))
+    return pairs.select(np.flatnonzero(fits))

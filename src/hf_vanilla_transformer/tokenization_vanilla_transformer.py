@@ -1,0 +1,219 @@
+"""Tokenizers learned from the training text: section 5.1 of "Attention Is All You Need".
+
+A joint vocabulary is an ordinary `tokenizers` file that plain `AutoTokenizer` loads without any code of ours.
+Separate source and target vocabularies need the class `SeparateVocabularyTokenizer`.
+
+Every vocabulary begins with the same four special tokens. EOS ends source and target; BOS is what the decoder starts
+from (`decoder_start_token_id`) and is never part of an encoded text.
+"""
+
+import json
+import os
+import random
+from collections.abc import Iterable
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+UNK, PAD, BOS, EOS = SPECIAL_TOKENS = ("<unk>", "<pad>", "<s>", "</s>")
+SPECIAL_TOKEN_ROLES = {"unk_token": UNK, "pad_token": PAD, "bos_token": BOS, "eos_token": EOS}
+TOKENIZER_TYPES = ("bpe", "unigram", "byte-level", "word-level")
+NORMALIZATIONS = ("nfc", "nfkc", "none")
+
+
+def learn_backend(
+    texts: Iterable[str],
+    *,
+    tokenizer_type: str = "bpe",
+    vocab_size: int = 10000,
+    lowercase: bool = False,
+    normalization: str = "nfc",
+) -> Tokenizer:
+    """Learn one vocabulary from text. The same text gives the same vocabulary.
+
+    Args:
+        texts: the training text, one sentence each.
+        tokenizer_type: "bpe" (Sennrich et al. 2016), "unigram" (Kudo 2018), "byte-level" (BPE over UTF-8 bytes, which
+            knows every character) or "word-level".
+        vocab_size: tokens, special ones included; fewer where the text does not hold so many.
+        lowercase: whether the model reads and writes lower case only.
+        normalization: the Unicode normal form, "nfc", "nfkc" or "none".
+
+    Raises:
+        ValueError: an unknown `tokenizer_type` or `normalization`.
+    """
+    if tokenizer_type not in TOKENIZER_TYPES:
+        raise ValueError(f"tokenizer_type={tokenizer_type!r} is not one of {', '.join(TOKENIZER_TYPES)}")
+    if normalization not in NORMALIZATIONS:
+        raise ValueError(f"normalization={normalization!r} is not one of {', '.join(NORMALIZATIONS)}")
+    model, trainer = _model_and_trainer(tokenizer_type, vocab_size)
+    backend = Tokenizer(model)
+    steps = [{"nfc": normalizers.NFC, "nfkc": normalizers.NFKC}[normalization]()] if normalization != "none" else []
+    if lowercase:
+        steps.append(normalizers.Lowercase())
+    backend.normalizer = normalizers.Sequence(steps)
+    if tokenizer_type == "byte-level":
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+        backend.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+    else:
+        # The space travels with the word that it precedes, so that decoding restores the text exactly.
+        backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation()])
+        backend.decoder = decoders.Metaspace()
+    backend.train_from_iterator(texts, trainer)
+    if tokenizer_type == "unigram":
+        backend.model = _canonical_unigram(backend)
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"$A {EOS}", special_tokens=[(EOS, backend.token_to_id(EOS))]
+    )
+    return backend
+
+
+def _model_and_trainer(tokenizer_type: str, vocab_size: int) -> tuple[models.Model, trainers.Trainer]:
+    common = {"vocab_size": vocab_size, "special_tokens": list(SPECIAL_TOKENS), "show_progress": False}
+    if tokenizer_type == "unigram":
+        return models.Unigram(), trainers.UnigramTrainer(unk_token=UNK, **common)
+    if tokenizer_type == "word-level":
+        return models.WordLevel(unk_token=UNK), trainers.WordLevelTrainer(**common)
+    if tokenizer_type == "byte-level":
+        return models.BPE(), trainers.BpeTrainer(initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), **common)
+    return models.BPE(unk_token=UNK), trainers.BpeTrainer(**common)
+
+
+def _canonical_unigram(backend: Tokenizer) -> models.Unigram:
+    """The same model whatever the order in which the trainer met its hash tables.
+
+    The trainer sums in random order, which moves scores by about 1e-11, and it gives the characters that it has to
+    keep at any price scores in random order. Rounding removes the first, one common lowest score the second.
+    """
+    vocab = json.loads(backend.to_str())["model"]["vocab"]
+    pieces = [(token, round(score, 3)) for token, score in vocab if token not in SPECIAL_TOKENS]
+    lowest = min((score for token, score in pieces if len(token) > 1), default=0.0)
+    pieces = [(token, max(score, lowest)) for token, score in pieces]
+    pieces.sort(key=lambda piece: (-piece[1], piece[0]))
+    return models.Unigram([*((token, 0.0) for token in SPECIAL_TOKENS), *pieces], unk_id=0)
+
+
+def joint_tokenizer(backend: Tokenizer) -> PreTrainedTokenizerFast:
+    """One vocabulary for both languages, as the paper has it."""
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        model_input_names=["input_ids", "attention_mask"],
+        clean_up_tokenization_spaces=False,
+        **SPECIAL_TOKEN_ROLES,
+    )
+
+
+class SeparateVocabularyTokenizer(PreTrainedTokenizerFast):
+    """A source vocabulary for `tokenizer(text)` and a target vocabulary for `tokenizer(text_target=...)` and decoding.
+
+    Args:
+        tokenizer_file: the source vocabulary, a `tokenizers` file.
+        target_tokenizer_file: the target vocabulary.
+    """
+
+    vocab_files_names = {  # noqa: RUF012
+        "tokenizer_file": "tokenizer.json",
+        "target_tokenizer_file": "target_tokenizer.json",
+    }
+
+    def __init__(self, tokenizer_file: str, target_tokenizer_file: str, **kwargs):
+        self._source = Tokenizer.from_file(tokenizer_file)
+        self._target = Tokenizer.from_file(target_tokenizer_file)
+        kwargs.pop("tokenizer_object", None)
+        super().__init__(
+            tokenizer_object=self._source,
+            **{**SPECIAL_TOKEN_ROLES, "model_input_names": ["input_ids", "attention_mask"], **kwargs},
+        )
+        self._source = self._tokenizer
+
+    @classmethod
+    def convert_to_native_format(cls, **kwargs):
+        """Leave the files to `__init__`; transformers would rebuild a single backend from the first."""
+        return kwargs
+
+    @property
+    def target_backend(self) -> Tokenizer:
+        """The target side's `tokenizers.Tokenizer`; `backend_tokenizer` is the source side's."""
+        return self._target
+
+    @property
+    def target_vocab_size(self) -> int:
+        """Tokens of the target vocabulary; `len(tokenizer)` is the source's."""
+        return self._target.get_vocab_size(with_added_tokens=True)
+
+    def _switch_to_target_mode(self):
+        self._tokenizer = self._target
+
+    def _switch_to_input_mode(self):
+        self._tokenizer = self._source
+
+    def _decode(self, token_ids, skip_special_tokens=False, use_source_tokenizer=False, **kwargs) -> str:
+        if use_source_tokenizer:
+            return super()._decode(token_ids, skip_special_tokens=skip_special_tokens, **kwargs)
+        self._switch_to_target_mode()
+        try:
+            return super()._decode(token_ids, skip_special_tokens=skip_special_tokens, **kwargs)
+        finally:
+            self._switch_to_input_mode()
+
+    def _save_pretrained(self, save_directory, file_names, legacy_format=None, filename_prefix=None):
+        prefix = f"{filename_prefix}-" if filename_prefix else ""
+        for backend, name in ((self._source, "tokenizer.json"), (self._target, "target_tokenizer.json")):
+            path = os.path.join(save_directory, prefix + name)
+            backend.save(path)
+            file_names += (path,)
+        return file_names
+
+
+class SubwordDropout:
+    """BPE-dropout (Provilkov et al. 2020): each merge is left out with probability p, anew for each sentence.
+
+    It works beside the tokenizer, on a copy of its merges, and never switches anything inside it: a saved tokenizer
+    cannot carry it. Unlike the `dropout` of `tokenizers`, its randomness comes from the caller.
+
+    Args:
+        backend: a BPE or byte-level tokenizer.
+        probability: p.
+
+    Raises:
+        ValueError: a tokenizer without merges.
+    """
+
+    def __init__(self, backend: Tokenizer, probability: float):
+        model = json.loads(backend.to_str())["model"]
+        if model["type"] != "BPE":
+            raise ValueError(f"subword dropout needs merges: use a bpe or byte-level tokenizer, not {model['type']}")
+        self.backend = backend
+        self.probability = probability
+        self.vocab: dict[str, int] = model["vocab"]
+        self.ranks = {tuple(merge): rank for rank, merge in enumerate(model["merges"])}
+        self.unk_id = self.vocab[UNK]
+        self.eos_id = self.vocab[EOS]
+
+    def encode(self, text: str, rng: random.Random) -> list[int]:
+        """Token ids of one sentence, EOS included."""
+        if self.backend.normalizer is not None:
+            text = self.backend.normalizer.normalize_str(text)
+        words = self.backend.pre_tokenizer.pre_tokenize_str(text)
+        ids = [self.vocab.get(part, self.unk_id) for word, _ in words for part in self._segment(word, rng)]
+        return [*ids, self.eos_id]
+
+    def _segment(self, word: str, rng: random.Random) -> list[str]:
+        parts = list(word)
+        while len(parts) > 1:
+            best_rank, best = min(
+                (
+                    (rank, position)
+                    for position, pair in enumerate(zip(parts, parts[1:], strict=False))
+                    if (rank := self.ranks.get(pair)) is not None and rng.random() >= self.probability
+                ),
+                default=(None, None),
+            )
+            if best_rank is None:
+                break
+            parts[best : best + 2] = ["".join(parts[best : best + 2])]
+        return parts
+
+
+__all__ = ["SeparateVocabularyTokenizer", "SubwordDropout", "joint_tokenizer", "learn_backend"]

@@ -1,0 +1,380 @@
+"""Training: a thin `Seq2SeqTrainer`, checkpoints that can be trusted, and the function behind `train`.
+
+Training and evaluation meet only through the saved folder; the score of the validation set comes in from outside.
+"""
+
+import json
+import re
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from tqdm.auto import tqdm
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    EarlyStoppingCallback,
+    EvalPrediction,
+    GenerationConfig,
+    PreTrainedTokenizerBase,
+    Seq2SeqTrainer,
+    TrainerCallback,
+    set_seed,
+)
+
+from .arguments import Arguments, DataArguments, ModelArguments, TrainingArguments, parse_overrides
+from .averaging import ExponentialMovingAverage, average_checkpoints
+from .batching import EpochLoader, PairCollator, TokenBatchSampler, TrainingPairs
+from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .corpus import source_description
+from .errors import UserError
+from .loss import IGNORED
+from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from .preparation import PreparedCorpus, prepare_corpus, token_lengths
+from .provenance import provenance
+from .tokenization_vanilla_transformer import SeparateVocabularyTokenizer, SubwordDropout
+
+RUN_RECORD = "run.json"
+Scorer = Callable[[list[str], list[str]], dict[str, float]]
+
+
+def paper_learning_rate(d_model: int, warmup_steps: float) -> float:
+    """The peak of section 5.3, equation 3: d_model^-0.5 * warmup_steps^-0.5, reached after the warm-up."""
+    return (d_model * warmup_steps) ** -0.5
+
+
+class VanillaTransformerTrainer(Seq2SeqTrainer):
+    """`Seq2SeqTrainer` with batches by token budget, an optional moving average, and evaluations that leave no trace.
+
+    Args:
+        train_lengths: tokens of the longer side of each training pair.
+        eval_max_length: where translations of the validation set are cut off, in tokens.
+    """
+
+    def __init__(self, *args: Any, train_lengths: Sequence[int], eval_max_length: int, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.train_lengths = train_lengths
+        self.eval_max_length = eval_max_length
+        self.ema = None
+        if self.args.ema_decay:
+            self.ema = ExponentialMovingAverage(self.model, self.args.ema_decay)
+            self.add_callback(_UpdateAverage(self.ema))
+
+    def get_train_dataloader(self) -> EpochLoader:
+        args = self.args
+        sampler = TokenBatchSampler(
+            self.train_lengths,
+            max_tokens=args.max_tokens_per_batch,
+            seed=args.seed if args.data_seed is None else args.data_seed,
+            rank=args.process_index,
+            world_size=args.world_size,
+            accumulation=args.gradient_accumulation_steps,
+        )
+        return EpochLoader(
+            self.train_dataset,
+            batch_sampler=sampler,
+            collate_fn=self.data_collator,
+            num_workers=args.dataloader_num_workers,
+            pin_memory=args.dataloader_pin_memory,
+        )
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Evaluate the averaged weights where there are any; `generation_config` is the same afterwards.
+
+        transformers writes its own defaults into it while it evaluates, and they would end up in the checkpoint.
+        """
+        kept = self.model.generation_config
+        beams = self.args.eval_num_beams
+        self.model.generation_config = deepcopy(kept)
+        self.model.generation_config.update(
+            num_beams=beams, early_stopping=beams > 1, length_penalty=1.0, max_length=self.eval_max_length
+        )
+        try:
+            with self.ema.applied() if self.ema else nullcontext():
+                return super().evaluate(*args, num_beams=beams, max_length=self.eval_max_length, **kwargs)
+        finally:
+            self.model.generation_config = kept
+
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None):
+        super()._save(output_dir, state_dict)
+        if self.ema and self.args.should_save:
+            self.ema.save(Path(output_dir or self.args.output_dir))
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None):
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        if self.ema:
+            self.ema.load(Path(resume_from_checkpoint))
+
+    def _save_checkpoint(self, model: torch.nn.Module, trial: Any):
+        try:
+            super()._save_checkpoint(model, trial)
+        except (OSError, RuntimeError, SafetensorError) as error:
+            folder = Path(self.args.output_dir)
+            complete = complete_checkpoints(folder, self.args.world_size)
+            kept = f"{complete[-1]} is complete: resume from it" if complete else "no earlier checkpoint is complete"
+            reason = " ".join(str(error).split())
+            raise UserError(f"saving {folder}/checkpoint-{self.state.global_step} failed ({reason}); {kept}") from error
+
+
+class _UpdateAverage(TrainerCallback):
+    def __init__(self, ema: ExponentialMovingAverage):
+        self.ema = ema
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.ema.update(state.global_step)
+
+
+def complete_checkpoints(folder: Path, world_size: int = 1) -> list[Path]:
+    """The checkpoints in `folder` that were written to the end, oldest first.
+
+    The Trainer writes `trainer_state.json` last on the first rank; the other ranks write their random state.
+    """
+    found = [path for path in Path(folder).glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
+    found.sort(key=lambda path: int(path.name.split("-")[1]))
+    return [path for path in found if _is_complete(path, world_size)]
+
+
+def _is_complete(checkpoint: Path, world_size: int = 1) -> bool:
+    random_states = ["rng_state.pth"] if world_size == 1 else [f"rng_state_{rank}.pth" for rank in range(world_size)]
+    files = ["model.safetensors", "optimizer.pt", "scheduler.pt", *random_states]
+    try:
+        json.loads((checkpoint / "trainer_state.json").read_text())
+    except (OSError, ValueError):
+        return False
+    return all((checkpoint / file).is_file() for file in files)
+
+
+def _checkpoint_to_resume(args: TrainingArguments) -> Path | None:
+    """What `--resume_from_checkpoint` means: nothing, a folder, or (without a value) the newest in `output_dir`.
+
+    Raises:
+        UserError: it is not a complete checkpoint, or there is none; or a fresh run would overwrite another.
+    """
+    output = Path(args.output_dir)
+    wanted = args.resume_from_checkpoint
+    if wanted is None or str(wanted).lower() == "false":
+        runs = [path.name for path in output.glob("*") if path.name in (RUN_RECORD, "model.safetensors")]
+        runs += [path.name for path in output.glob("checkpoint-*")]
+        if runs:
+            raise UserError(
+                f"{output} holds another run ({runs[0]}): choose another --output_dir, or go on with "
+                "--resume_from_checkpoint"
+            )
+        return None
+    if str(wanted).lower() == "true":
+        complete = complete_checkpoints(output, args.world_size)
+        if not complete:
+            raise UserError(f"{output} holds no complete checkpoint to resume from")
+        return complete[-1]
+    if not _is_complete(Path(wanted), args.world_size):
+        raise UserError(f"{wanted} is not a complete checkpoint: expected a folder checkpoint-<step> of this training")
+    return Path(wanted)
+
+
+def train(arguments: Arguments, score: Scorer | None = None) -> Path:
+    """The main job: parallel text in, a trained model, its tokenizer and the record of the run in `output_dir`.
+
+    Args:
+        arguments: from `parse_arguments`.
+        score: hypotheses and references -> named scores such as {"bleu": 31.2}; for the validation set.
+
+    Returns:
+        `output_dir`.
+
+    Raises:
+        UserError: anything about the input that the person who started this can mend.
+    """
+    started = time.time()
+    model_args, data, tokenizer_options, args = arguments
+    checkpoint = _checkpoint_to_resume(args)
+    output = Path(args.output_dir)
+    prepared = output / "prepared"
+    with args.main_process_first(desc="preparing the corpus"):
+        if args.process_index == 0:
+            prepare_corpus(data, tokenizer_options, prepared, model_args.model_name_or_path)
+        corpus = PreparedCorpus.load(prepared)
+    set_seed(args.seed)
+    model = _build_model(model_args, data, args, corpus.tokenizer)
+    _settle_arguments(args, corpus, model.config)
+    source_lengths, target_lengths = token_lengths(corpus.train)
+    trainer = VanillaTransformerTrainer(
+        model=model,
+        args=args,
+        data_collator=PairCollator(model.config.pad_token_id),
+        train_dataset=_training_pairs(corpus, tokenizer_options.subword_dropout, args.seed),
+        eval_dataset=corpus.validation,
+        processing_class=corpus.tokenizer,
+        compute_metrics=_text_metrics(corpus, args, score, tokenizer_options.lowercase),
+        callbacks=[EarlyStoppingCallback(args.early_stopping_patience)] if args.early_stopping_patience else [],
+        train_lengths=np.maximum(source_lengths, target_lengths),
+        eval_max_length=_eval_max_length(corpus, args),
+    )
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    averaged = _finish_weights(trainer, output)
+    trainer.save_model()
+    if args.process_index == 0:
+        record = {
+            **provenance(),
+            "seed": args.seed,
+            "source_lang": data.source_lang,
+            "target_lang": data.target_lang,
+            "data": {
+                "description": source_description(data.train_file, data.dataset_name, data.dataset_config_name),
+                "dataset": data.dataset_name,
+                "config": data.dataset_config_name,
+                "report": corpus.report,
+            },
+            "recipe": _recipe(arguments),
+            "parameters": model.num_parameters(),
+            "training": {
+                "seconds": round(time.time() - started, 1),
+                "steps": trainer.state.global_step,
+                "epochs": trainer.state.epoch,
+                "target_tokens": int(target_lengths.sum() * trainer.state.epoch),
+                "weights": averaged,
+                "resumed_from": checkpoint.name if checkpoint else None,
+            },
+            "curve": trainer.state.log_history,
+        }
+        (output / RUN_RECORD).write_text(json.dumps(record, ensure_ascii=False, indent=1), encoding="utf-8")
+        shutil.rmtree(prepared)
+    return output
+
+
+def _build_model(
+    model_args: ModelArguments, data: DataArguments, args: TrainingArguments, tokenizer: PreTrainedTokenizerBase
+) -> VanillaTransformerForConditionalGeneration:
+    overrides = parse_overrides(model_args.config_overrides)
+    overrides["label_smoothing"] = args.label_smoothing_factor
+    try:
+        if model_args.model_name_or_path:
+            model = AutoModelForSeq2SeqLM.from_pretrained(model_args.model_name_or_path, **overrides)
+        else:
+            config = VanillaTransformerConfig.preset(
+                model_args.preset, **{**_vocabulary_of(tokenizer), **overrides}
+            )
+            model = VanillaTransformerForConditionalGeneration(config)
+    except (ValueError, StrictDataclassError) as error:
+        raise UserError(" ".join(str(error).split())) from error
+    if model_args.attn_implementation:
+        model.set_attn_implementation(model_args.attn_implementation)
+    longest = max(data.max_source_length, data.max_target_length)
+    if longest > model.config.max_position_embeddings:
+        raise UserError(
+            f"sentences of up to {longest} tokens (max_source_length, max_target_length) do not fit in "
+            f"max_position_embeddings={model.config.max_position_embeddings}"
+        )
+    model.generation_config = GenerationConfig(
+        bos_token_id=model.config.bos_token_id,
+        eos_token_id=model.config.eos_token_id,
+        pad_token_id=model.config.pad_token_id,
+        decoder_start_token_id=model.config.decoder_start_token_id,
+        max_length=args.generation_max_length,
+        num_beams=args.generation_num_beams,
+        **({"early_stopping": True, "length_penalty": args.length_penalty} if args.generation_num_beams > 1 else {}),
+    )
+    return model
+
+
+def _vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    if isinstance(tokenizer, SeparateVocabularyTokenizer):
+        return {
+            "vocab_size": tokenizer.target_vocab_size,
+            "encoder_vocab_size": len(tokenizer),
+            "share_encoder_decoder_embeddings": False,
+        }
+    return {"vocab_size": len(tokenizer)}
+
+
+def _settle_arguments(args: TrainingArguments, corpus: PreparedCorpus, config: VanillaTransformerConfig) -> None:
+    """Fill in what depends on the model and the data."""
+    args.label_smoothing_factor = 0.0  # the model smooths; the Trainer's own smoother would hold all logits
+    if args.learning_rate is None:
+        if not args.warmup_steps > 1:
+            raise UserError(f"warmup_steps={args.warmup_steps}: the paper's learning rate needs a number of steps")
+        args.learning_rate = paper_learning_rate(config.d_model, args.warmup_steps)
+    if args.save_total_limit is None:
+        args.save_total_limit = max(args.average_checkpoints, 2)
+    if corpus.validation is None:
+        args.eval_strategy = "no"
+        if args.early_stopping_patience or args.load_best_model_at_end:
+            raise UserError("early stopping needs a validation set: give --validation_file")
+
+
+def _training_pairs(corpus: PreparedCorpus, subword_dropout: float, seed: int) -> TrainingPairs:
+    if not subword_dropout:
+        return TrainingPairs(corpus.train.select_columns(["input_ids", "labels"]))
+    source, target = corpus.tokenizer.backend_tokenizer, corpus.tokenizer.backend_tokenizer
+    if isinstance(corpus.tokenizer, SeparateVocabularyTokenizer):
+        target = corpus.tokenizer.target_backend
+    return TrainingPairs(
+        corpus.train, seed, SubwordDropout(source, subword_dropout), SubwordDropout(target, subword_dropout)
+    )
+
+
+def _eval_max_length(corpus: PreparedCorpus, args: TrainingArguments) -> int:
+    """Room for a translation twice as long as the longest reference; an untrained model would fill any room."""
+    if corpus.validation is None:
+        return args.generation_max_length
+    _, targets = token_lengths(corpus.validation)
+    return min(args.generation_max_length, 2 * int(targets.max()) + 2)
+
+
+def _text_metrics(
+    corpus: PreparedCorpus, args: TrainingArguments, score: Scorer | None, lowercase: bool
+) -> Callable[[EvalPrediction], dict[str, float]] | None:
+    """Token ids -> text -> scores, and a few translations for the reader of the log."""
+    if corpus.validation is None or not args.predict_with_generate:
+        return None
+    sources, references = corpus.validation["source"][:], corpus.validation["target"][:]
+    if lowercase:
+        references = [reference.lower() for reference in references]
+    tokenizer = corpus.tokenizer
+    shown = range(0, len(sources), max(1, len(sources) // max(1, args.num_sample_translations)))
+
+    def metrics(prediction: EvalPrediction) -> dict[str, float]:
+        ids = np.where(prediction.predictions == IGNORED, tokenizer.pad_token_id, prediction.predictions)
+        hypotheses = tokenizer.batch_decode(ids, skip_special_tokens=True)[: len(sources)]
+        if args.process_index == 0:
+            for row in shown[: args.num_sample_translations]:
+                tqdm.write(f"  source     {sources[row]}\n  reference  {references[row]}\n  model      {hypotheses[row]}\n")
+        return score(hypotheses, references) if score else {}
+
+    return metrics
+
+
+def _finish_weights(trainer: VanillaTransformerTrainer, output: Path) -> str:
+    """Put the weights that the run is for into the model; return what they are, in words."""
+    args = trainer.args
+    if trainer.ema:
+        trainer.ema.copy_to_model()
+        return f"exponential moving average, decay {args.ema_decay}"
+    if args.load_best_model_at_end:
+        return f"best checkpoint by {args.metric_for_best_model}"
+    folders = complete_checkpoints(output, args.world_size)[-args.average_checkpoints :]
+    if args.average_checkpoints < 2 or len(folders) < 2:
+        return "last step"
+    trainer.accelerator.wait_for_everyone()
+    trainer.model.load_state_dict(average_checkpoints(folders), strict=False)
+    trainer.model.tie_weights()
+    return f"mean of the last {len(folders)} checkpoints"
+
+
+def _recipe(arguments: Arguments) -> dict[str, Any]:
+    """Every option that differs from its default, as a recipe would give it."""
+    recipe = {}
+    for group in arguments:
+        for name, option in type(group).__dataclass_fields__.items():
+            value = getattr(group, name)
+            default = option.default_factory() if callable(option.default_factory) else option.default
+            if option.init and value != default and isinstance(value, (str, int, float, bool, list)):
+                recipe[name] = value
+    recipe.pop("output_dir", None)
+    return recipe

@@ -1,0 +1,70 @@
+"""The two stacks of Figure 1: section 3.1 of "Attention Is All You Need".
+
+Difference from the paper: with pre-norm layers a stack ends in one more layer norm, because nothing else would
+normalise its output.
+
+Shapes: B batch, T target length, S source length, D d_model.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from .attention import scaled_dot_product_attention
+from .layers import DecoderLayer, EncoderLayer
+
+
+class EncoderStack(nn.Module):
+    """N encoder layers, one after the other.
+
+    Args:
+        layers: the layers, first to last.
+        final_norm: `nn.LayerNorm` with pre-norm layers, `nn.Identity` with post-norm layers.
+    """
+
+    def __init__(self, layers: list[EncoderLayer], final_norm: nn.Module):
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.final_norm = final_norm
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        mask: Tensor | None = None,
+        attend: Callable = scaled_dot_product_attention,
+    ) -> Tensor:
+        """Embedded source (B, S, D) -> memory (B, S, D)."""
+        for layer in self.layers:
+            hidden_states = layer(hidden_states, mask, attend)
+        return self.final_norm(hidden_states)
+
+
+class DecoderStack(nn.Module):
+    """N decoder layers, one after the other.
+
+    Args:
+        layers: the layers, first to last.
+        final_norm: `nn.LayerNorm` with pre-norm layers, `nn.Identity` with post-norm layers.
+    """
+
+    def __init__(self, layers: list[DecoderLayer], final_norm: nn.Module):
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.final_norm = final_norm
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        memory: Tensor,
+        mask: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        attend: Callable = scaled_dot_product_attention,
+    ) -> Tensor:
+        """Embedded target (B, T, D) and memory (B, S, D) -> (B, T, D)."""
+        for layer in self.layers:
+            hidden_states = layer(
+                hidden_states, memory, mask, memory_mask, past_key_values=past_key_values, attend=attend
+            )
+        return self.final_norm(hidden_states)
