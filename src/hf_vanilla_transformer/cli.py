@@ -1,8 +1,15 @@
-"""The console command `vanilla-transformer`: parses, calls, prints."""
+"""The console command `vanilla-transformer`: parses, calls, prints.
+
+What a command needs is imported when it runs, so that `--help` answers at once.
+"""
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+
+from transformers.utils.logging import disable_progress_bar
 
 from .errors import UserError
 
@@ -19,8 +26,219 @@ def _train(argv: Sequence[str]) -> None:
     print(f"the model is in {train(parse_arguments(argv), validation_scores)}")
 
 
+def _model_parser(command: str, description: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"vanilla-transformer {command}",
+        description=description,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("model", help="a folder with a trained model, or user/name on the Hub")
+    parser.add_argument("--device", help="such as cuda or cpu; by default a GPU where there is one")
+    parser.add_argument("--dtype", default="auto", help="auto (as saved), float32, bfloat16 or float16")
+    parser.add_argument("--max_tokens_per_batch", type=int, default=8192, help="tokens times beams of one batch")
+    parser.add_argument("--trust_remote_code", action="store_true", help="run the code that lies beside the weights")
+    return parser
+
+
+def _load(options: argparse.Namespace):
+    from .translation import load_model
+
+    return load_model(
+        options.model,
+        device=options.device,
+        dtype=options.dtype,
+        trust_remote_code=options.trust_remote_code,
+    )
+
+
+def _add_search_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--num_beams", type=int, help="beams; by default those of generation_config.json")
+    parser.add_argument("--length_penalty", type=float, help="exponent of the length in the beam score")
+
+
+def _read_lines(path: str) -> list[str]:
+    """Lines of a text file, or of standard input for "-"."""
+    try:
+        data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+    lines = []
+    for number, line in enumerate(data.split(b"\n"), start=1):
+        try:
+            lines.append(line.decode("utf-8").rstrip("\r"))
+        except UnicodeDecodeError as error:
+            raise UserError(f"{path}:{number}: not valid UTF-8: save the text as UTF-8") from error
+    return lines[:-1] if lines[-1] == "" else lines
+
+
+def _write_lines(lines: Sequence[str], path: str | None) -> None:
+    text = "".join(f"{line}\n" for line in lines)
+    if path is None:
+        sys.stdout.write(text)
+        return
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        sys.stdout.write(text)  # what has been computed is not lost with the file
+        raise UserError(f"{path}: cannot be written ({error.strerror}); the result is on standard output") from error
+
+
+def _translate(argv: Sequence[str]) -> None:
+    from .translation import translate_nbest
+
+    parser = _model_parser("translate", "Translate sentences, one per line; an empty line stays empty.")
+    parser.add_argument("sentences", nargs="*", help="what to translate; by default the lines of --input")
+    parser.add_argument("--input", default="-", help="a text file; - is standard input")
+    parser.add_argument("--output", help="a text file; by default standard output")
+    parser.add_argument("--nbest", type=int, help="write so many translations: line number, score, text, tab-separated")
+    _add_search_options(parser)
+    options = parser.parse_args(argv)
+    sentences = options.sentences or _read_lines(options.input)
+    model, tokenizer = _load(options)
+    results = translate_nbest(
+        model,
+        tokenizer,
+        sentences,
+        nbest=options.nbest or 1,
+        num_beams=options.num_beams,
+        length_penalty=options.length_penalty,
+        max_tokens_per_batch=options.max_tokens_per_batch,
+        progress=len(sentences) > 100,
+    )
+    if options.nbest:
+        lines = [
+            f"{number}\t{hypothesis.score:.4f}\t{hypothesis.text}"
+            for number, hypotheses in enumerate(results, start=1)
+            for hypothesis in hypotheses
+        ]
+    else:
+        lines = [hypotheses[0].text for hypotheses in results]
+    _write_lines(lines, options.output)
+
+
+def _score(argv: Sequence[str]) -> None:
+    from math import exp
+
+    from .translation import score_pairs
+
+    parser = _model_parser("score", "Log-probability of given translations: one number per line, natural logarithm.")
+    parser.add_argument("source", help="text file, one sentence per line")
+    parser.add_argument("target", help="text file, the translations")
+    parser.add_argument("--output", help="a text file; by default standard output")
+    options = parser.parse_args(argv)
+    sources, targets = _read_lines(options.source), _read_lines(options.target)
+    model, tokenizer = _load(options)
+    scores = score_pairs(
+        model,
+        tokenizer,
+        sources,
+        targets,
+        max_tokens_per_batch=options.max_tokens_per_batch,
+        progress=len(sources) > 100,
+    )
+    _write_lines([f"{score.log_probability:.4f}\t{score.tokens}" for score in scores], options.output)
+    total, tokens = sum(score.log_probability for score in scores), sum(score.tokens for score in scores)
+    if tokens:
+        print(f"{tokens} target tokens, perplexity {exp(-total / tokens):.3f}", file=sys.stderr)
+
+
+def _evaluate(argv: Sequence[str]) -> None:
+    from .reporting import compare, evaluate_model, read_test_sets
+
+    parser = _model_parser("evaluate", "Translate test sets; BLEU, chrF, TER with signatures, P1 for Multi30k.")
+    parser.add_argument("--test_file", nargs="+", default=[], help="two aligned text files, or one table")
+    parser.add_argument("--dataset_name", help="a Hub id, a saved folder, or a Multi30k folder")
+    parser.add_argument("--dataset_config_name", help="the data set's configuration; for Multi30k raw or tok")
+    parser.add_argument("--test_splits", nargs="+", default=["test"], help="splits of the data set")
+    parser.add_argument("--streaming", action="store_true", help="read a Hub data set without downloading it first")
+    parser.add_argument("--source_lang", help="by default that of the model's run.json")
+    parser.add_argument("--target_lang", help="by default that of the model's run.json")
+    parser.add_argument("--results", help="folder for the hypotheses and a run.json with training and scores")
+    parser.add_argument("--against", help="folder with another system's hypotheses, for a paired bootstrap")
+    _add_search_options(parser)
+    options = parser.parse_args(argv)
+    folder = Path(options.model)
+    source_lang, target_lang = _languages(folder, options)
+    test_sets = read_test_sets(
+        files=options.test_file,
+        dataset=options.dataset_name,
+        config_name=options.dataset_config_name,
+        splits=options.test_splits,
+        source_lang=source_lang,
+        target_lang=target_lang,
+        streaming=options.streaming,
+    )
+    results = Path(options.results) if options.results else None
+    if results is None and not folder.is_dir():
+        raise UserError(f"{options.model} is not a folder: say with --results where the hypotheses go")
+    model, tokenizer = _load(options)
+    record = evaluate_model(
+        model,
+        tokenizer,
+        test_sets,
+        folder=folder,
+        target_lang=target_lang,
+        num_beams=options.num_beams,
+        length_penalty=options.length_penalty,
+        results=results,
+    )
+    for name, found in record["sets"].items():
+        for metric, entry in found["scores"].items():
+            print(f"{name}\t{metric}\t{entry['score']:.2f}\t{entry['signature']}")
+    if options.against:
+        verdicts = compare(Path(options.against), results or folder, test_sets, target_lang)
+        for name, verdict in verdicts.items():
+            print(f"{name}: {verdict.in_words(a=options.against, b=options.model)}")
+
+
+def _languages(folder: Path, options: argparse.Namespace) -> tuple[str, str]:
+    """Source and target language: from the flags, else from the record of the training."""
+    record = folder / "run.json"
+    trained = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {}
+    found = [getattr(options, key) or trained.get(key) for key in ("source_lang", "target_lang")]
+    if None in found:
+        raise UserError(f"{folder} has no run.json that names its languages: give --source_lang and --target_lang")
+    return found[0], found[1]
+
+
+def _publish(argv: Sequence[str]) -> None:
+    from .publishing import export_folder, publish
+
+    parser = argparse.ArgumentParser(
+        prog="vanilla-transformer publish",
+        description="Upload a trained model with its code, tokenizer and model card; publishing again updates it.",
+    )
+    parser.add_argument("folder", help="the output folder of a training")
+    parser.add_argument("repo_id", help="user/name on the Hub")
+    parser.add_argument("--license", help="the licence of the weights as the Hub names it, such as cc-by-4.0")
+    parser.add_argument("--private", action="store_true", help="make a new repository private")
+    parser.add_argument("--output", help="write the folder here instead of uploading it")
+    options = parser.parse_args(argv)
+    if options.output:
+        export_folder(options.folder, options.output, repo_id=options.repo_id, license=options.license)
+        print(f"what would be uploaded is in {options.output}")
+        return
+    print(publish(options.folder, options.repo_id, private=options.private, license=options.license))
+
+
+def _demo(argv: Sequence[str]) -> None:
+    from .demo import run_demo
+
+    parser = argparse.ArgumentParser(
+        prog="vanilla-transformer demo",
+        description="The main job in minutes on an embedded corpus, offline: train, score, look inside, publish.",
+    )
+    parser.add_argument("--output_dir", default="runs/demo", help="where everything goes")
+    run_demo(Path(parser.parse_args(argv).output_dir))
+
+
 COMMANDS = {
     "train": (_train, "train a translation model from parallel text"),
+    "translate": (_translate, "translate sentences, files or standard input"),
+    "score": (_score, "log-probability of given translations"),
+    "evaluate": (_evaluate, "BLEU, chrF, TER and P1 on test sets; compare two systems"),
+    "publish": (_publish, "make the Hub folder of a model and upload it"),
+    "demo": (_demo, "all of it in minutes on an embedded corpus"),
 }
 
 
@@ -30,11 +248,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="vanilla-transformer",
         description="The Transformer of 'Attention Is All You Need', at home in Hugging Face.",
-        epilog="\n".join(f"  {name:<12}{text}" for name, (_, text) in COMMANDS.items()),
+        epilog="commands:\n" + "\n".join(f"  {name:<12}{text}" for name, (_, text) in COMMANDS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("command", choices=COMMANDS, metavar="command")
+    parser.add_argument("command", choices=COMMANDS, metavar="command", help="one of those below; each has --help")
     command = parser.parse_args(argv[:1]).command
+    disable_progress_bar()  # of loading and saving, which take no time; training and translating show their own
     try:
         COMMANDS[command][0](argv[1:])
     except UserError as error:

@@ -49,13 +49,9 @@ def _lines(path: Path) -> Iterator[str]:
             for number, raw in enumerate(stream, start=1):
                 yield (raw.removeprefix(BOM_UTF8) if number == 1 else raw).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(
-            f"{path}:{number}: not valid UTF-8 ({error.reason}): save the file as UTF-8"
-        ) from error
+        raise UserError(f"{path}:{number}: not valid UTF-8 ({error.reason}): save the file as UTF-8") from error
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise UserError(
-            f"{path}: broken gzip file after line {number}: fetch it or compress it again"
-        ) from error
+        raise UserError(f"{path}: broken gzip file after line {number}: fetch it or compress it again") from error
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from error
     if number == 0:
@@ -129,9 +125,7 @@ def _json_rows(path: Path, languages: set[str]) -> Iterator[Row]:
         try:
             row = json.loads(text) if text.strip() else BLANK
         except json.JSONDecodeError as error:
-            raise UserError(
-                f"{path}:{line}: not JSON ({error.msg}): put one JSON object on each line"
-            ) from error
+            raise UserError(f"{path}:{line}: not JSON ({error.msg}): put one JSON object on each line") from error
         if not isinstance(row, dict):
             raise UserError(f"{path}:{line}: a JSON {type(row).__name__}: put one JSON object on each line")
         yield line, row
@@ -261,9 +255,7 @@ def _data_set_pairs(
 ) -> Iterator[Pair]:
     folder = Path(dataset).expanduser()
     if not folder.is_dir() and not _is_hub_id(dataset):
-        raise UserError(
-            f"{dataset}: neither a folder nor the id of a Hub data set (one file is given as a file)"
-        )
+        raise UserError(f"{dataset}: neither a folder nor the id of a Hub data set (one file is given as a file)")
     if (folder / "task1").is_dir():
         return _aligned_pairs(*_multi30k_files(folder, config_name, split, languages))
 
@@ -330,9 +322,7 @@ def read_pairs(
         UserError: at the call for arguments and files that do not fit, while reading for what they hold.
     """
     if bool(files) == bool(dataset):
-        raise UserError(
-            f"give either files or a data set, {'not both' if files else 'one of them is needed'}"
-        )
+        raise UserError(f"give either files or a data set, {'not both' if files else 'one of them is needed'}")
     if dataset:
         pairs = _data_set_pairs(dataset, config_name, split, [source_lang, target_lang], streaming)
     elif len(files) > 2:
@@ -481,9 +471,7 @@ class CorpusReport:
         """The last check: UserError when nothing is left, a warning when less than half is."""
         if self.kept == 0:
             counts = ", ".join(f"{reason} {count}" for reason, count in self.dropped.items() if count)
-            raise UserError(
-                f"{self.name}: no pair is left of {self.read} read ({counts or 'nothing was read'})"
-            )
+            raise UserError(f"{self.name}: no pair is left of {self.read} read ({counts or 'nothing was read'})")
         self.warn_of_losses()
 
     def means(self, totals: dict[str, int]) -> dict[str, float]:
@@ -497,9 +485,7 @@ class CorpusReport:
             "read": self.read,
             "kept": self.kept,
             "dropped": dict(self.dropped),
-            "examples": {
-                reason: [pair._asdict() for pair in pairs] for reason, pairs in self.examples.items()
-            },
+            "examples": {reason: [pair._asdict() for pair in pairs] for reason, pairs in self.examples.items()},
             "words": dict(self.words),
             "mean_words": self.means(self.words),
             "mean_characters": self.means(self.characters),
@@ -508,9 +494,7 @@ class CorpusReport:
 
     def __str__(self) -> str:
         words, characters = self.means(self.words), self.means(self.characters)
-        table = [
-            f"{self.name}: {self.read:,} pairs read, {self.kept:,} kept ({self.kept / max(self.read, 1):.2%})"
-        ]
+        table = [f"{self.name}: {self.read:,} pairs read, {self.kept:,} kept ({self.kept / max(self.read, 1):.2%})"]
         table.append(f"  {'kept':<16}{'words':>12}{'per sentence':>14}{'characters per sentence':>25}")
         for side in ("source", "target"):
             table.append(f"  {side:<16}{self.words[side]:>12,}{words[side]:>14.1f}{characters[side]:>25.1f}")

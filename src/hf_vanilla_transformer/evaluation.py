@@ -60,9 +60,7 @@ def _checked_references(references: Iterable | None) -> list[list[str]]:
     for number, entry in enumerate([] if references is None else references, start=1):
         texts = list(entry) if isinstance(entry, Iterable) and not isinstance(entry, str) else [entry]
         if not texts or not all(isinstance(text, str) for text in texts):
-            raise UserError(
-                f"line {number} of the references is {entry!r}: give a string or a list of strings"
-            )
+            raise UserError(f"line {number} of the references is {entry!r}: give a string or a list of strings")
         per_sentence.append(texts)
     return per_sentence
 
@@ -158,9 +156,7 @@ class _OfflineMetric(evaluate.Metric):
             reference_urls=[self.citation_url],
         )
 
-    def add_batch(
-        self, *, predictions: Sequence[str] | None = None, references: Sequence | None = None
-    ) -> None:
+    def add_batch(self, *, predictions: Sequence[str] | None = None, references: Sequence | None = None) -> None:
         """Add sentences for the next `compute()`; `UserError` if there are none or the lengths differ."""
         _checked_pair(predictions, references)
         super().add_batch(predictions=predictions, references=references)
@@ -194,9 +190,7 @@ def _sacremoses():
     try:
         import sacremoses
     except ImportError:
-        raise UserError(
-            'P1 on raw text needs sacremoses: pip install "hf-vanilla-transformer[moses]"'
-        ) from None
+        raise UserError('P1 on raw text needs sacremoses: pip install "hf-vanilla-transformer[moses]"') from None
     return sacremoses
 
 

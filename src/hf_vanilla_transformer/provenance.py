@@ -23,6 +23,11 @@ def provenance() -> dict[str, Any]:
     }
 
 
+def portable_command(command: list[str]) -> list[str]:
+    """The same words with absolute paths cut to their last part, for records that are committed or published."""
+    return [Path(word).name if Path(word).is_absolute() else word for word in command]
+
+
 def _version(package: str) -> str | None:
     try:
         return metadata.version(package)

@@ -1,0 +1,108 @@
+"""The floor: a MarianMT of the same shape, trained with transformers' own Seq2SeqTrainer on the same recipe.
+
+Same text, tokenizer, sizes, optimiser, schedule, label smoothing and number of epochs; everything else is what
+transformers does by itself: batches of a fixed number of sentences grouped by length, the Trainer's own label
+smoother, the last weights. `vanilla-transformer evaluate` scores the result.
+
+    python scripts/train_marian.py scripts/recipes/multi30k_en_de_tiny.yaml --dataset_name <folder> --output_dir <out>
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from transformers import (
+    DataCollatorForSeq2Seq,
+    GenerationConfig,
+    MarianConfig,
+    MarianMTModel,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    set_seed,
+)
+
+from hf_vanilla_transformer import VanillaTransformerConfig
+from hf_vanilla_transformer.arguments import parse_arguments, parse_overrides
+from hf_vanilla_transformer.preparation import PreparedCorpus, prepare_corpus, token_lengths
+from hf_vanilla_transformer.provenance import provenance
+
+
+def marian_like(config: VanillaTransformerConfig) -> MarianMTModel:
+    """A MarianMT with the sizes of `config`, the paper's activation, and an initialisation that suits its scale."""
+    sizes = [f"{side}_{name}" for side in ("encoder", "decoder") for name in ("layers", "attention_heads", "ffn_dim")]
+    same = [*sizes, "vocab_size", "d_model", "dropout", "activation_function", "max_position_embeddings"]
+    special = ["pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"]
+    model = MarianMTModel(
+        MarianConfig(
+            **{name: getattr(config, name) for name in [*same, *special]},
+            scale_embedding=True,
+            init_std=config.d_model**-0.5,
+            forced_eos_token_id=None,
+        )
+    )
+    model.generation_config = GenerationConfig(
+        **{name: getattr(config, name) for name in special}, max_length=128, num_beams=5, early_stopping=True
+    )
+    return model
+
+
+def main(argv: list[str]) -> None:
+    model_args, data, tokenizer_options, ours = parse_arguments(argv)
+    output = Path(ours.output_dir)
+    started = time.time()
+    prepare_corpus(data, tokenizer_options, output / "prepared")
+    corpus = PreparedCorpus.load(output / "prepared")
+    config = VanillaTransformerConfig.preset(
+        model_args.preset, vocab_size=len(corpus.tokenizer), **parse_overrides(model_args.config_overrides)
+    )
+    set_seed(ours.seed)
+    model = marian_like(config)
+    longest = np.maximum(*token_lengths(corpus.train))
+    trainer = Seq2SeqTrainer(
+        model=model,
+        args=Seq2SeqTrainingArguments(
+            output_dir=str(output),
+            num_train_epochs=ours.num_train_epochs,
+            per_device_train_batch_size=int(ours.max_tokens_per_batch / longest.mean()),
+            train_sampling_strategy="group_by_length",
+            learning_rate=ours.learning_rate,
+            lr_scheduler_type="inverse_sqrt",
+            warmup_steps=ours.warmup_steps,
+            adam_beta2=ours.adam_beta2,
+            adam_epsilon=ours.adam_epsilon,
+            max_grad_norm=ours.max_grad_norm,
+            label_smoothing_factor=0.1,
+            save_strategy="epoch",
+            save_total_limit=2,
+            logging_steps=100,
+            seed=ours.seed,
+            use_cpu=ours.use_cpu,
+            dataloader_pin_memory=False,
+        ),
+        data_collator=DataCollatorForSeq2Seq(corpus.tokenizer, model=model),
+        train_dataset=corpus.train,
+        processing_class=corpus.tokenizer,
+    )
+    trainer.train(resume_from_checkpoint=ours.resume_from_checkpoint)
+    trainer.save_model()
+    record = {
+        **provenance(),
+        "seed": ours.seed,
+        "source_lang": data.source_lang,
+        "target_lang": data.target_lang,
+        "data": {"description": str(data.dataset_name), "report": corpus.report},
+        "parameters": model.num_parameters(),
+        "training": {
+            "seconds": round(time.time() - started, 1),
+            "steps": trainer.state.global_step,
+            "epochs": trainer.state.epoch,
+        },
+        "curve": trainer.state.log_history,
+    }
+    (output / "run.json").write_text(json.dumps(record, ensure_ascii=False, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,218 @@
+"""Translate test sets, score them, and leave scores, signatures and hypotheses where others can check them."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from .corpus import read_pairs
+from .errors import UserError
+from .evaluation import PairedBootstrap, p1_bleu, p1_tokens, paired_bootstrap, score
+from .provenance import portable_command, provenance
+from .translation import translate
+
+EVALUATION_RECORD = "evaluation.json"
+RUN_RECORD = "run.json"
+
+
+@dataclass(frozen=True)
+class TestSet:
+    """Sentences to translate and their references.
+
+    Attributes:
+        name: of the file or split.
+        sources: what the model reads.
+        references: what its output is compared with, in the same form.
+        form: "raw" text, or "tok": lower-cased and tokenised as in Multi30k's `task1/tok`.
+        p1_references: the references of the P1 protocol of Multi30k; None for other test sets.
+    """
+
+    __test__ = False  # not a test class, whatever its name tells pytest
+
+    name: str
+    sources: list[str]
+    references: list[str]
+    form: str = "raw"
+    p1_references: list[str] | None = None
+
+
+def read_test_sets(
+    *,
+    files: Sequence[str] = (),
+    dataset: str | None = None,
+    config_name: str | None = None,
+    splits: Sequence[str] = ("test",),
+    source_lang: str,
+    target_lang: str,
+    streaming: bool = False,
+) -> list[TestSet]:
+    """One test set from files, or one from each split of a data set; see `corpus.read_pairs` for the formats.
+
+    Raises:
+        UserError: as `read_pairs`.
+    """
+    languages = {"source_lang": source_lang, "target_lang": target_lang}
+    if files:
+        pairs = list(read_pairs(files=files, **languages))
+        name = Path(files[0]).name.removesuffix(".gz").rsplit(".", 1)[0]
+        return [TestSet(name, [pair.source for pair in pairs], [pair.target for pair in pairs])]
+    is_multi30k = dataset is not None and (Path(dataset) / "task1").is_dir()
+    sets = []
+    for split in splits:
+        pairs = list(
+            read_pairs(dataset=dataset, config_name=config_name, split=split, streaming=streaming, **languages)
+        )
+        p1_references = None
+        if is_multi30k:
+            tokenised = read_pairs(dataset=dataset, config_name="tok", split=split, **languages)
+            p1_references = [pair.target for pair in tokenised]
+        sets.append(
+            TestSet(
+                name=split,
+                sources=[pair.source for pair in pairs],
+                references=[pair.target for pair in pairs],
+                form="tok" if is_multi30k and config_name == "tok" else "raw",
+                p1_references=p1_references,
+            )
+        )
+    return sets
+
+
+def score_test_set(test_set: TestSet, hypotheses: Sequence[str], target_lang: str) -> dict[str, Any]:
+    """BLEU, chrF2 and TER of raw text, and P1 where the test set has it: {metric: {"score", "signature"}}.
+
+    Tokenised text has no sacreBLEU: its scores would be those of another tokenizer than the signature says.
+    """
+    scores = {}
+    if test_set.form == "raw":
+        scores = score(hypotheses, test_set.references)
+    if test_set.p1_references is not None:
+        raw = test_set.form == "raw"
+        scores["p1"] = p1_bleu(hypotheses, test_set.p1_references, raw=raw, language=target_lang)
+    return {metric: {"score": found["score"], "signature": found["signature"]} for metric, found in scores.items()}
+
+
+def evaluate_model(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    test_sets: Sequence[TestSet],
+    *,
+    folder: Path,
+    target_lang: str,
+    num_beams: int | None = None,
+    length_penalty: float | None = None,
+    results: Path | None = None,
+) -> dict[str, Any]:
+    """Translate and score test sets.
+
+    Args:
+        model, tokenizer: what is evaluated.
+        test_sets: from `read_test_sets`.
+        folder: the model's; `evaluation.json` goes there, which the model card is filled from.
+        target_lang: names the files with the hypotheses, and the tokenizer of P1.
+        num_beams, length_penalty: None takes the model's `generation_config`.
+        results: where `<test set>.hyp.<language>` and a `run.json` that joins training and scores go, to be
+            committed or shared; None leaves the hypotheses in `folder`.
+
+    Returns:
+        the content of `evaluation.json`.
+    """
+    target = results or folder
+    target.mkdir(parents=True, exist_ok=True)
+    generation = model.generation_config
+    beams = num_beams or generation.num_beams or 1
+    penalty = generation.length_penalty if length_penalty is None else length_penalty
+    record: dict[str, Any] = {
+        "sets": {},
+        "generation": {"num_beams": beams, **({"length_penalty": penalty or 1.0} if beams > 1 else {})},
+        **provenance(),
+    }
+    for test_set in test_sets:
+        hypotheses = translate(
+            model, tokenizer, test_set.sources, num_beams=beams, length_penalty=penalty, progress=True
+        )
+        path = target / f"{test_set.name}.hyp.{target_lang}"
+        path.write_text("".join(f"{line}\n" for line in hypotheses), encoding="utf-8")
+        record["sets"][test_set.name] = {
+            "n": len(hypotheses),
+            "text": "raw detokenised" if test_set.form == "raw" else "lower-cased tokenised",
+            "scores": score_test_set(test_set, hypotheses, target_lang),
+        }
+    if folder.is_dir():
+        _write_json(folder / EVALUATION_RECORD, record)
+    if results is not None:
+        _write_json(results / RUN_RECORD, _joined_record(folder, record))
+    return record
+
+
+def _joined_record(folder: Path, evaluation: dict[str, Any]) -> dict[str, Any]:
+    """Training and scores in one record without sentences of the corpus and without folders of this machine."""
+    training = json.loads((folder / RUN_RECORD).read_text(encoding="utf-8")) if (folder / RUN_RECORD).is_file() else {}
+    training.get("data", {}).get("report", {}).pop("examples", None)
+    for record in (training, evaluation):
+        if "command" in record:
+            record["command"] = portable_command(record["command"])
+    for key in ("dataset", "description"):
+        if training.get("data", {}).get(key):
+            training["data"][key] = portable_command([training["data"][key]])[0]
+    if training.get("recipe", {}).get("dataset_name"):
+        training["recipe"]["dataset_name"] = portable_command([training["recipe"]["dataset_name"]])[0]
+    return {**training, "evaluation": evaluation}
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write beside the old file first, so that a full disk leaves that one whole."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    shutil.move(temporary, path)
+
+
+def read_hypotheses(folder: Path, test_set: TestSet, target_lang: str) -> list[str]:
+    """What `evaluate_model` wrote for a test set.
+
+    Raises:
+        UserError: no such file, or not one line for each sentence.
+    """
+    path = folder / f"{test_set.name}.hyp.{target_lang}"
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}): evaluate that model first") from error
+    if len(lines) != len(test_set.sources):
+        raise UserError(f"{path} has {len(lines)} lines, the test set {len(test_set.sources)}")
+    return lines
+
+
+def compare(
+    folder_a: Path, folder_b: Path, test_sets: Sequence[TestSet], target_lang: str, samples: int = 1000
+) -> dict[str, PairedBootstrap]:
+    """Is B better than A? Paired bootstrap on each test set, and on all of them pooled where there are several.
+
+    Args:
+        folder_a, folder_b: with the hypotheses of the two systems.
+        test_sets: the same for both; where every one of them has P1 references, P1 is compared, else BLEU.
+        target_lang: as in `evaluate_model`.
+        samples: resampled corpora.
+
+    Raises:
+        UserError: hypotheses that are missing or do not fit.
+    """
+    metric = "p1" if all(test_set.p1_references is not None for test_set in test_sets) else "bleu"
+    pooled: tuple[list[str], list[str], list[str]] = ([], [], [])
+    verdicts = {}
+    for test_set in test_sets:
+        lines = [read_hypotheses(folder, test_set, target_lang) for folder in (folder_a, folder_b)]
+        references = test_set.references
+        if metric == "p1":
+            references = test_set.p1_references
+            lines = [p1_tokens(side, target_lang) if test_set.form == "raw" else side for side in lines]
+        verdicts[test_set.name] = paired_bootstrap(*lines, references, metric=metric, samples=samples)
+        for pool, part in zip(pooled, (*lines, references), strict=True):
+            pool.extend(part)
+    if len(test_sets) > 1:
+        verdicts["all of them"] = paired_bootstrap(*pooled, metric=metric, samples=samples)
+    return verdicts

@@ -1,0 +1,266 @@
+"""Translate text and score given translations with any sequence-to-sequence model of transformers."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from tqdm.auto import tqdm
+from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import ModelOutput
+
+from .errors import UserError
+from .loss import IGNORED
+from .tokenization_vanilla_transformer import load_tokenizer, require_fit
+
+# Section 6.1: "we set the maximum output length during inference to input length + 50"; here the longest of a batch.
+EXTRA_LENGTH = 50
+
+
+class Hypothesis(NamedTuple):
+    """One translation.
+
+    Attributes:
+        text: without special tokens.
+        score: what the search ranks by: natural log-probability divided by length ** length_penalty.
+    """
+
+    text: str
+    score: float
+
+
+class PairScore(NamedTuple):
+    """How probable a model finds a translation.
+
+    Attributes:
+        log_probability: natural logarithm, the sum over the target's tokens, EOS included.
+        tokens: how many those are.
+    """
+
+    log_probability: float
+    tokens: int
+
+
+def load_model(
+    name_or_path: str, *, device: str | None = None, dtype: str = "auto", trust_remote_code: bool = False
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A saved model and its tokenizer, from a folder or from the Hub, ready to translate.
+
+    Args:
+        name_or_path: a folder, or "user/name" on the Hub.
+        device: such as "cuda"; None takes a GPU where there is one.
+        dtype: "auto", as saved, or "float32", "bfloat16", "float16".
+        trust_remote_code: run the code that lies beside the weights.
+
+    Raises:
+        UserError: there is no model, or its tokenizer does not fit it.
+    """
+    try:
+        model = AutoModelForSeq2SeqLM.from_pretrained(name_or_path, dtype=dtype, trust_remote_code=trust_remote_code)
+        tokenizer = load_tokenizer(name_or_path, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{name_or_path}: no model to load ({' '.join(str(error).split())})") from error
+    require_fit(tokenizer, model.config)
+    return model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval(), tokenizer
+
+
+def translate(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sentences: Sequence[str],
+    *,
+    num_beams: int | None = None,
+    length_penalty: float | None = None,
+    max_tokens_per_batch: int = 8192,
+    progress: bool = False,
+) -> list[str]:
+    """The best translation of each sentence, in the order of the input; an empty sentence stays empty.
+
+    Args:
+        model: in evaluation mode.
+        tokenizer: the model's.
+        sentences: source text, one sentence each.
+        num_beams: None takes the model's `generation_config`.
+        length_penalty: exponent of the length in the beam score; None takes the model's `generation_config`.
+        max_tokens_per_batch: sentences * beams * longest source of one batch.
+        progress: whether to show a bar.
+
+    Raises:
+        UserError: a sentence that is longer than the model can read, before anything is translated.
+    """
+    options = _search_options(model, 1, num_beams, length_penalty)
+    results = _search(model, tokenizer, sentences, options, max_tokens_per_batch, progress)
+    return [hypotheses[0].text for hypotheses in results]
+
+
+def translate_nbest(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sentences: Sequence[str],
+    *,
+    nbest: int = 1,
+    num_beams: int | None = None,
+    length_penalty: float | None = None,
+    max_tokens_per_batch: int = 8192,
+    progress: bool = False,
+) -> list[list[Hypothesis]]:
+    """The `nbest` best translations of each sentence, best first; an empty sentence gets one, empty, of score 0.
+
+    The other arguments are those of `translate`.
+
+    Raises:
+        UserError: as `translate`; or more translations than beams.
+    """
+    options = _search_options(model, nbest, num_beams, length_penalty)
+    return _search(model, tokenizer, sentences, {**options, "output_scores": True}, max_tokens_per_batch, progress)
+
+
+def _search_options(
+    model: PreTrainedModel, nbest: int, num_beams: int | None, length_penalty: float | None
+) -> dict[str, Any]:
+    """Arguments for `generate()`. Those that mean nothing without beams get the values that silence transformers."""
+    beams = num_beams or model.generation_config.num_beams or 1
+    if nbest > beams:
+        raise UserError(f"{nbest} translations of each sentence need at least as many beams, not {beams}")
+    options = {"num_beams": beams, "num_return_sequences": nbest, "early_stopping": beams > 1}
+    if beams == 1:
+        options["length_penalty"] = 1.0
+    elif length_penalty is not None:
+        options["length_penalty"] = length_penalty
+    return options
+
+
+def _search(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sentences: Sequence[str],
+    options: dict[str, Any],
+    max_tokens_per_batch: int,
+    progress: bool,
+) -> list[list[Hypothesis]]:
+    encoded = _encode_sources(tokenizer, sentences, model.config.max_position_embeddings)
+    results: list[list[Hypothesis]] = [[Hypothesis("", 0.0)] for _ in sentences]
+    longest_first = sorted((row for row, ids in enumerate(encoded) if ids), key=lambda row: -len(encoded[row]))
+    nbest = options["num_return_sequences"]
+    with tqdm(total=len(longest_first), unit=" sentences", disable=not progress) as bar:
+        for rows in _batches(longest_first, encoded, max_tokens_per_batch // options["num_beams"]):
+            hypotheses = _generate(model, tokenizer, [encoded[row] for row in rows], options)
+            for position, row in enumerate(rows):
+                results[row] = hypotheses[position * nbest : (position + 1) * nbest]
+            bar.update(len(rows))
+    return results
+
+
+def score_pairs(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sources: Sequence[str],
+    targets: Sequence[str],
+    *,
+    max_tokens_per_batch: int = 8192,
+    progress: bool = False,
+) -> list[PairScore]:
+    """The log-probability of each given translation, in the order of the input.
+
+    Args:
+        model: in evaluation mode.
+        tokenizer: the model's.
+        sources, targets: text, one sentence each.
+        max_tokens_per_batch: pairs * longest side of one batch.
+        progress: whether to show a bar.
+
+    Raises:
+        UserError: different numbers of sources and targets; an empty or an overlong sentence.
+    """
+    if len(sources) != len(targets):
+        raise UserError(f"{len(sources)} source sentences but {len(targets)} translations: they must be aligned")
+    limit = model.config.max_position_embeddings
+    encoded = _encode_sources(tokenizer, sources, limit)
+    labels = tokenizer(text_target=list(targets), return_attention_mask=False)["input_ids"] if targets else []
+    for line, (ids, label) in enumerate(zip(encoded, labels, strict=True), start=1):
+        if not ids or not targets[line - 1].strip():
+            raise UserError(f"line {line}: an empty sentence has no score")
+        _require_length(line, len(label), limit)
+    lengths = [[0] * max(len(ids), len(label)) for ids, label in zip(encoded, labels, strict=True)]
+    longest_first = sorted(range(len(encoded)), key=lambda row: -len(lengths[row]))
+    results: list[PairScore | None] = [None] * len(encoded)
+    with tqdm(total=len(encoded), unit=" pairs", disable=not progress) as bar:
+        for rows in _batches(longest_first, lengths, max_tokens_per_batch):
+            scores = _score_batch(model, [encoded[row] for row in rows], [labels[row] for row in rows])
+            for row, score in zip(rows, scores, strict=True):
+                results[row] = score
+            bar.update(len(rows))
+    return results
+
+
+def _encode_sources(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[str], limit: int) -> list[list[int]]:
+    """Token ids of each sentence; none at all for an empty one."""
+    if not sentences:
+        return []
+    encoded = tokenizer(list(sentences), return_attention_mask=False)["input_ids"]
+    for line, ids in enumerate(encoded, start=1):
+        _require_length(line, len(ids), limit)
+    return [ids if text.strip() else [] for ids, text in zip(encoded, sentences, strict=True)]
+
+
+def _require_length(line: int, length: int, limit: int) -> None:
+    if length > limit:
+        raise UserError(
+            f"line {line}: {length} tokens, but the model reads at most {limit} (max_position_embeddings): "
+            "split it into sentences"
+        )
+
+
+def _batches(order: Sequence[int], encoded: Sequence[Sequence[int]], max_tokens: int) -> Iterator[list[int]]:
+    """Cut a list of rows, longest first, into batches of at most `max_tokens`, padding included."""
+    start = 0
+    while start < len(order):
+        rows = max(1, max_tokens // len(encoded[order[start]]))
+        yield list(order[start : start + rows])
+        start += rows
+
+
+def _padded(sequences: Sequence[Sequence[int]], value: int, device: torch.device) -> torch.Tensor:
+    rows = [torch.tensor(sequence) for sequence in sequences]
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=value).to(device)
+
+
+@torch.inference_mode()
+def _generate(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sources: list, options: dict) -> list:
+    input_ids = _padded(sources, tokenizer.pad_token_id, model.device)
+    room = input_ids.shape[1] + EXTRA_LENGTH
+    if getattr(model.config, "position_embedding_type", None) != "sinusoidal":
+        room = min(room, model.config.max_position_embeddings - 1)
+    output = model.generate(
+        input_ids=input_ids,
+        attention_mask=input_ids.ne(tokenizer.pad_token_id).long(),
+        max_length=room + 1,
+        return_dict_in_generate=True,
+        **options,
+    )
+    texts = tokenizer.batch_decode(output.sequences, skip_special_tokens=True)
+    scores = _search_scores(model, tokenizer, output) if options.get("output_scores") else [0.0] * len(texts)
+    return [Hypothesis(text, score) for text, score in zip(texts, scores, strict=True)]
+
+
+def _search_scores(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, output: ModelOutput) -> list[float]:
+    """What beam search ranks by; greedy search does not say, so its steps are summed up here."""
+    if output.get("sequences_scores") is not None:
+        return output.sequences_scores.tolist()
+    steps = model.compute_transition_scores(output.sequences, output.scores, normalize_logits=True)
+    real = output.sequences[:, 1:].ne(tokenizer.pad_token_id)
+    return (steps.masked_fill(~real, 0.0).sum(dim=1) / real.sum(dim=1)).tolist()
+
+
+@torch.inference_mode()
+def _score_batch(model: PreTrainedModel, sources: list, targets: list) -> list[PairScore]:
+    input_ids = _padded(sources, model.config.pad_token_id, model.device)
+    labels = _padded(targets, IGNORED, model.device)
+    logits = model(
+        input_ids=input_ids,
+        attention_mask=input_ids.ne(model.config.pad_token_id).long(),
+        decoder_input_ids=model.prepare_decoder_input_ids_from_labels(labels=labels),
+    ).logits
+    losses = torch.nn.functional.cross_entropy(
+        logits.float().transpose(1, 2), labels, ignore_index=IGNORED, reduction="none"
+    )
+    return [PairScore(-loss, len(target)) for loss, target in zip(losses.sum(dim=1).tolist(), targets, strict=True)]

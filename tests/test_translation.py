@@ -1,0 +1,137 @@
+"""`translation`: order, batches, scores, and what it refuses."""
+
+import math
+
+import pytest
+import torch
+
+from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration, translation
+from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.tokenization_vanilla_transformer import joint_tokenizer, learn_backend
+from hf_vanilla_transformer.translation import load_model, score_pairs, translate, translate_nbest
+
+TEXT = ["the old man sleeps .", "a dog sees the small cat .", "the cat runs .", "who sees a dog ?", "the man runs ."]
+TEXT *= 4
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return joint_tokenizer(learn_backend(TEXT, vocab_size=60))
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer):
+    torch.manual_seed(1)
+    # Learned positions end at 64, and so does every output: without that, the room for a sentence that the random
+    # model never ends would be that of the longest source in its batch.
+    config = VanillaTransformerConfig.preset("test", vocab_size=len(tokenizer), position_embedding_type="learned")
+    model = VanillaTransformerForConditionalGeneration(config).eval()
+    with torch.no_grad():  # a random model says the same to everything, unless it listens to the source loudly
+        for layer in model.model.decoder.stack.layers:
+            layer.encoder_attn.out_proj.weight.mul_(8)
+    return model
+
+
+def alone(model, tokenizer, sentence, **options):
+    """One sentence through plain `generate()`."""
+    written = model.generate(**tokenizer([sentence], return_tensors="pt"), max_length=64, **options)
+    return tokenizer.decode(written[0], skip_special_tokens=True)
+
+
+@pytest.fixture(autouse=True)
+def room_to_the_end(monkeypatch):
+    monkeypatch.setattr(translation, "EXTRA_LENGTH", 64)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_each_sentence_is_translated_as_if_alone_and_in_its_place(model, tokenizer, beams):
+    sentences = [TEXT[1], TEXT[0], TEXT[3], TEXT[2]]
+    expected = [alone(model, tokenizer, sentence, num_beams=beams, early_stopping=beams > 1) for sentence in sentences]
+    assert len(set(expected)) > 1, "the model must tell sentences apart, or the order is not tested"
+    for budget in (20, 10_000):
+        assert translate(model, tokenizer, sentences, num_beams=beams, max_tokens_per_batch=budget) == expected
+
+
+def test_an_empty_line_stays_empty_in_its_place(model, tokenizer):
+    translations = translate(model, tokenizer, ["", TEXT[0], "   ", TEXT[1]], num_beams=1)
+    assert translations[0] == translations[2] == ""
+    assert translations[1] and translations[3]
+    assert translate(model, tokenizer, []) == []
+
+
+def test_nbest_is_ranked_and_its_first_is_the_translation(model, tokenizer):
+    results = translate_nbest(model, tokenizer, [TEXT[0], "", TEXT[1]], nbest=3, num_beams=4)
+    assert [len(hypotheses) for hypotheses in results] == [3, 1, 3]
+    for hypotheses in results:
+        scores = [hypothesis.score for hypothesis in hypotheses]
+        assert scores == sorted(scores, reverse=True)
+    best = translate(model, tokenizer, [TEXT[0], "", TEXT[1]], num_beams=4)
+    assert [hypotheses[0].text for hypotheses in results] == best
+
+
+def test_greedy_score_is_the_mean_log_probability_of_what_was_written(model, tokenizer):
+    batch = tokenizer([TEXT[0]], return_tensors="pt")
+    written = model.generate(**batch, num_beams=1, max_length=64)
+    logits = model(**batch, decoder_input_ids=written[:, :-1]).logits.log_softmax(-1)
+    expected = logits.gather(2, written[:, 1:, None]).mean().item()
+    [[hypothesis]] = translate_nbest(model, tokenizer, [TEXT[0]], num_beams=1)
+    assert hypothesis.score == pytest.approx(expected, abs=1e-4)
+
+
+def test_more_translations_than_beams_is_an_error(model, tokenizer):
+    with pytest.raises(UserError, match="3 translations of each sentence need at least as many beams, not 2"):
+        translate_nbest(model, tokenizer, [TEXT[0]], nbest=3, num_beams=2)
+
+
+def test_a_sentence_that_is_too_long_is_named_before_anything_is_translated(model, tokenizer, monkeypatch):
+    monkeypatch.setattr(model, "generate", lambda **_: pytest.fail("translated although a line does not fit"))
+    with pytest.raises(UserError, match=r"line 2: \d+ tokens, but the model reads at most 64 \(max_position"):
+        translate(model, tokenizer, [TEXT[0], "dog " * 100])
+
+
+def test_score_is_the_sum_of_log_probabilities_one_token_at_a_time(model, tokenizer):
+    source, target = TEXT[0], TEXT[3]
+    batch = tokenizer([source], return_tensors="pt")
+    labels = tokenizer(text_target=target)["input_ids"]
+    prefix, total = [model.config.decoder_start_token_id], 0.0
+    for label in labels:
+        logits = model(**batch, decoder_input_ids=torch.tensor([prefix])).logits[0, -1]
+        total += math.log(torch.softmax(logits.double(), -1)[label].item())
+        prefix.append(label)
+    for budget in (1, 10_000):
+        scores = score_pairs(
+            model, tokenizer, [TEXT[1], source, TEXT[2]], [TEXT[1], target, TEXT[0]], max_tokens_per_batch=budget
+        )
+        assert scores[1].log_probability == pytest.approx(total, abs=1e-4)
+        assert scores[1].tokens == len(labels)
+
+
+def test_what_cannot_be_scored(model, tokenizer):
+    with pytest.raises(UserError, match="2 source sentences but 1 translations"):
+        score_pairs(model, tokenizer, ["a", "b"], ["c"])
+    with pytest.raises(UserError, match="line 2: an empty sentence has no score"):
+        score_pairs(model, tokenizer, [TEXT[0], TEXT[1]], [TEXT[0], " "])
+    with pytest.raises(UserError, match=r"line 1: .* tokens, but the model reads at most 64"):
+        score_pairs(model, tokenizer, [TEXT[0]], ["dog " * 100])
+
+
+def test_load_model_names_what_is_wrong(tmp_path, model, tokenizer):
+    with pytest.raises(UserError, match="nowhere: no model to load"):
+        load_model(str(tmp_path / "nowhere"))
+    model.save_pretrained(tmp_path)
+    other = joint_tokenizer(learn_backend([f"{text} and {n}" for n, text in enumerate(TEXT)], vocab_size=90))
+    other.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"the tokenizer does not fit the model: .* tokens, but vocab_size="):
+        load_model(str(tmp_path))
+    tokenizer.save_pretrained(tmp_path)
+    loaded, again = load_model(str(tmp_path), device="cpu")
+    assert translate(loaded, again, TEXT[:2], num_beams=1) == translate(model, tokenizer, TEXT[:2], num_beams=1)
+
+
+def test_special_tokens_that_differ_do_not_fit(tmp_path, model, tokenizer):
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(config.read_text().replace('"pad_token_id": 1', '"pad_token_id": 4'))
+    with pytest.raises(UserError, match="its pad token is 1, the model's is 4"):
+        load_model(str(tmp_path))
