@@ -27,3 +27,53 @@ def tiny_model() -> VanillaTransformerForConditionalGeneration:
     torch.manual_seed(0)
     config = VanillaTransformerConfig.preset("test", vocab_size=99, dropout=0.0)
     return VanillaTransformerForConditionalGeneration(config).eval()
+
+
+@pytest.fixture(scope="session")
+def run_record() -> dict:
+    """What a training leaves in run.json; copy it before a change."""
+    return {
+        "command": ["vanilla-transformer", "train", "--train-source", "my train.en"],
+        "commit": "0123abc",
+        "date": "2026-01-02",
+        "versions": {"transformers": "5.23.0", "torch": "2.13.0", "sacrebleu": None},
+        "seed": 7,
+        "hardware": {"cpu": "Some CPU", "cores": 2, "gpu": None},
+        "source_lang": "en",
+        "target_lang": "de",
+        "data": {
+            "description": "Captions of {{ photographs }}.",
+            "dataset": "someone/captions",
+            "report": {"read": 29000, "kept": 28900, "dropped": {"empty": 60, "too long": 40, "duplicate": 0}},
+        },
+        "recipe": {"learning_rate": 0.0005},
+        "parameters": 1,
+        "training": {
+            "seconds": 3725.4,
+            "steps": 12000,
+            "epochs": 20.04,
+            "target_tokens": 9876543,
+            "weights": "last step",
+            "resumed_from": None,
+        },
+        "curve": [],
+    }
+
+
+@pytest.fixture(scope="session")
+def evaluation_record() -> dict:
+    """What an evaluation leaves in evaluation.json; copy it before a change."""
+    return {
+        "sets": {
+            "test_2016_flickr": {
+                "n": 1000,
+                "text": "raw detokenised",
+                "scores": {
+                    "bleu": {"score": 41.234, "signature": "nrefs:1|case:mixed|tok:13a"},
+                    "chrf": {"score": 63.5, "signature": "nrefs:1|case:mixed|nc:6|nw:0"},
+                    "p1": {"score": 40.004, "signature": "P1|lc"},
+                },
+            },
+        },
+        "generation": {"num_beams": 5},
+    }

@@ -3,7 +3,7 @@
 Importing the package teaches the Auto classes of transformers the model type `vanilla_transformer`.
 """
 
-from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
+from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .modeling_vanilla_transformer import (
@@ -11,11 +11,14 @@ from .modeling_vanilla_transformer import (
     VanillaTransformerModel,
     VanillaTransformerPreTrainedModel,
 )
+from .tokenization_vanilla_transformer import SeparateVocabularyTokenizer
 from .version import __version__
 
 AutoConfig.register(VanillaTransformerConfig.model_type, VanillaTransformerConfig)
 AutoModel.register(VanillaTransformerConfig, VanillaTransformerModel)
 AutoModelForSeq2SeqLM.register(VanillaTransformerConfig, VanillaTransformerForConditionalGeneration)
+# Joint vocabularies name another class in their own files and load without this one.
+AutoTokenizer.register(VanillaTransformerConfig, SeparateVocabularyTokenizer)
 
 __all__ = [
     "VanillaTransformerConfig",

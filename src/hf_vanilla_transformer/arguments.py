@@ -5,8 +5,7 @@ Names are those of transformers' translation example where it has them.
 
 import difflib
 import json
-
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import yaml
 from transformers import HfArgumentParser, Seq2SeqTrainingArguments
 
-from .configuration_vanilla_transformer import PRESETS
+from .configuration_vanilla_transformer import PRESETS, VanillaTransformerConfig
 from .errors import UserError
 from .tokenization_vanilla_transformer import NORMALIZATIONS, TOKENIZER_TYPES
 
@@ -162,6 +161,9 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
     argv = list(argv)
     if argv and argv[0].endswith((".yaml", ".yml")):
         argv = [*_recipe_flags(Path(argv[0])), *argv[1:]]
+    for place, word in enumerate(argv):
+        if word == "--resume_from_checkpoint" and (argv[place + 1 :] or ["--"])[0].startswith("--"):
+            argv[place] = "--resume_from_checkpoint=true"  # the newest; transformers wants a value
     parser = HfArgumentParser(CLASSES, prog="vanilla-transformer train", allow_abbrev=False)
     try:
         arguments = parser.parse_args_into_dataclasses(argv)
@@ -176,6 +178,14 @@ def _check(model: ModelArguments, data: DataArguments, tokenizer: TokenizerArgum
         raise UserError("give both languages: --source_lang and --target_lang")
     if not data.train_file and not data.dataset_name:
         raise UserError("no training text: give --train_file or --dataset_name")
+    for name, value, allowed in (
+        ("preset", model.preset, PRESETS),
+        ("tokenizer_type", tokenizer.tokenizer_type, TOKENIZER_TYPES),
+        ("normalization", tokenizer.normalization, NORMALIZATIONS),
+    ):
+        if value not in allowed:
+            raise UserError(f"{name}={value!r} is not one of {', '.join(allowed)}")
+    parse_overrides(model.config_overrides)
     if not 0 <= training.ema_decay < 1:
         raise UserError(f"ema_decay={training.ema_decay} is not in [0, 1)")
     if not 0 <= tokenizer.subword_dropout < 1:
@@ -194,17 +204,23 @@ def read_recipe(path: Path) -> dict[str, Any]:
         recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"recipe {path}: cannot be read ({error.strerror})") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"recipe {path}: not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(recipe, dict):
         raise UserError(f"recipe {path}: expected a mapping of option names to values")
-    known = [option.name for group in CLASSES for option in fields(group)]
-    for key in recipe:
+    known = {option.name: option.type for group in CLASSES for option in fields(group)}
+    for key, value in recipe.items():
         if key not in known:
-            guess = difflib.get_close_matches(str(key), known, n=1)
-            hint = f"did you mean {guess[0]!r}?" if guess else "see vanilla-transformer train --help"
+            hint = _hint(key, known, "see vanilla-transformer train --help")
             raise UserError(f"recipe {path}: unknown key {key!r}: {hint}")
+        if isinstance(value, bool) and known[key] in (str, str | None):
+            raise UserError(f"recipe {path}: {key}: put the value in quotes, or YAML takes it for true or false")
     return recipe
+
+
+def _hint(name: Any, known: Iterable[str], otherwise: str) -> str:
+    guess = difflib.get_close_matches(str(name), list(known), n=1)
+    return f"did you mean {guess[0]!r}?" if guess else otherwise
 
 
 def _recipe_flags(path: Path) -> list[str]:
@@ -223,18 +239,24 @@ def parse_overrides(text: str | None) -> dict[str, Any]:
     """'dropout=0.1,encoder_layers=12' or a JSON object -> configuration fields.
 
     Raises:
-        UserError: a part without "=".
+        UserError: a part without "=", a value that is not YAML, an object that is not JSON, an unknown field.
     """
     if not text:
         return {}
-    if text.lstrip().startswith("{"):
-        return json.loads(text)
-    overrides = {}
-    for part in text.split(","):
-        name, equals, value = part.partition("=")
-        if not equals:
-            raise UserError(f"config_overrides: {part!r} is not of the form name=value")
-        overrides[name.strip()] = yaml.safe_load(value)
+    try:
+        overrides = json.loads(text) if text.lstrip().startswith("{") else dict(map(_override, text.split(",")))
+    except (json.JSONDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"config_overrides: {text!r} cannot be read: {' '.join(str(error).split())}") from error
+    known = [*VanillaTransformerConfig.__dataclass_fields__, *VanillaTransformerConfig.attribute_map]
+    for name in overrides:
+        if name not in known:
+            hint = _hint(name, known, "see the fields of VanillaTransformerConfig")
+            raise UserError(f"config_overrides: unknown field {name!r}: {hint}")
     return overrides
 
 
+def _override(part: str) -> tuple[str, Any]:
+    name, equals, value = part.partition("=")
+    if not equals:
+        raise UserError(f"config_overrides: {part!r} is not of the form name=value")
+    return name.strip(), yaml.safe_load(value)

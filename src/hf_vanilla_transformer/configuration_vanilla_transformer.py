@@ -39,6 +39,20 @@ PRESETS = {
     },
 }
 
+SIZES = (
+    "vocab_size",
+    "encoder_vocab_size",
+    "d_model",
+    "encoder_layers",
+    "decoder_layers",
+    "encoder_attention_heads",
+    "decoder_attention_heads",
+    "head_dim",
+    "encoder_ffn_dim",
+    "decoder_ffn_dim",
+    "max_position_embeddings",
+)
+
 
 @strict
 class VanillaTransformerConfig(PreTrainedConfig):
@@ -74,7 +88,9 @@ class VanillaTransformerConfig(PreTrainedConfig):
         use_cache: whether `generate()` keeps keys and values.
 
     Raises:
-        ValueError: a value out of range, values that contradict each other, or a misspelt field.
+        StrictDataclassError: (of huggingface_hub) a value of the wrong type or out of range, or values that contradict
+            each other.
+        ValueError: a misspelt field.
     """
 
     model_type = "vanilla_transformer"
@@ -145,6 +161,10 @@ class VanillaTransformerConfig(PreTrainedConfig):
         return cls(**{**PRESETS[name], **overrides})
 
     def validate_sizes(self):
+        for name in SIZES:
+            size = getattr(self, name)
+            if size is not None and size < 1:
+                raise ValueError(f"{name}={size} is not positive")
         for side in ("encoder", "decoder"):
             heads = getattr(self, f"{side}_attention_heads")
             if self.head_dim is None and self.d_model % heads:

@@ -82,6 +82,22 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
             init.ones_(module.weight)
             init.zeros_(module.bias)
 
+    def _resize_token_embeddings(self, new_num_tokens, pad_to_multiple_of=None, mean_resizing=True):
+        """Resize a joint vocabulary everywhere; transformers leaves out a target embedding that is not the source's.
+
+        Raises:
+            ValueError: there are two vocabularies.
+        """
+        if self.config.encoder_vocab_size is not None:
+            raise ValueError("resize_token_embeddings needs a joint vocabulary: it cannot tell which of two is meant")
+        source = super()._resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        if not self.config.share_encoder_decoder_embeddings:
+            decoder = self.base_model.decoder
+            decoder.embed_tokens = self._get_resized_embeddings(
+                decoder.embed_tokens, source.num_embeddings, mean_resizing=mean_resizing
+            )
+        return source
+
     def _attention_function(self) -> Callable:
         """The backend that `config` asks for, looked up at each forward so that it can be switched at any time."""
         return ALL_ATTENTION_FUNCTIONS.get_interface(

@@ -13,12 +13,19 @@ from typing import Any
 
 import numpy as np
 from datasets import Dataset, disable_progress_bars, load_from_disk
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from .arguments import DataArguments, TokenizerArguments
 from .corpus import CleaningRules, CorpusReport, HeldOut, Pair, clean_pairs, read_pairs, swapped, swapped_endings
 from .errors import UserError
-from .tokenization_vanilla_transformer import SeparateVocabularyTokenizer, joint_tokenizer, learn_backend
+from .tokenization_vanilla_transformer import (
+    SeparateVocabularyTokenizer,
+    joint_tokenizer,
+    learn_backend,
+    load_tokenizer,
+)
+
+WRITTEN = {"cache", "source.json", "target.json", "tokenizer", "train", "validation", "report.json"}
 
 
 @dataclass
@@ -49,13 +56,6 @@ class PreparedCorpus:
         )
 
 
-def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a saved model, with one vocabulary or two."""
-    if (Path(folder) / "target_tokenizer.json").is_file():
-        return SeparateVocabularyTokenizer.from_pretrained(folder)
-    return AutoTokenizer.from_pretrained(folder)
-
-
 def prepare_corpus(
     data: DataArguments, options: TokenizerArguments, folder: Path, tokenizer_name: str | None = None
 ) -> None:
@@ -71,6 +71,9 @@ def prepare_corpus(
         UserError: from reading the text, or if nothing is left of it.
     """
     disable_progress_bars()
+    foreign = {path.name for path in folder.glob("*")} - WRITTEN
+    if foreign:
+        raise UserError(f"{folder} holds {min(foreign)}, which is not of a training: choose another --output_dir")
     shutil.rmtree(folder, ignore_errors=True)
     validation = _validation_pairs(data)
     held_out = HeldOut.of([*validation, *_test_pairs(data)])
@@ -78,7 +81,11 @@ def prepare_corpus(
     texts = _as_dataset(_clean_training_pairs(data, report, held_out), folder / "cache" / "text")
     report.require_pairs()
     _warn_of_swapped_sides(data, report, texts, validation)
-    tokenizer = load_tokenizer(tokenizer_name) if tokenizer_name else _learn_tokenizer(texts, options, folder)
+    try:
+        tokenizer = load_tokenizer(tokenizer_name) if tokenizer_name else _learn_tokenizer(texts, options, folder)
+    except (ValueError, OSError) as error:
+        origin = f"model_name_or_path {tokenizer_name}: " if tokenizer_name else ""
+        raise UserError(origin + " ".join(str(error).split())) from error
     tokenizer.save_pretrained(folder / "tokenizer")
     train = _encode(texts, tokenizer, folder / "cache" / "train.arrow")
     train = _drop_too_long(train, data, report)

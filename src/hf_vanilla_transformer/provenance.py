@@ -4,6 +4,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
@@ -15,7 +16,7 @@ PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "accelerate", "ev
 def provenance() -> dict[str, Any]:
     """Everything about this process that a reader needs to repeat its result, ready for JSON."""
     return {
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "command": [*_program(), *without_folders(sys.argv[1:])],
         "commit": _commit(),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
@@ -23,9 +24,17 @@ def provenance() -> dict[str, Any]:
     }
 
 
-def portable_command(command: list[str]) -> list[str]:
-    """The same words with absolute paths cut to their last part, for records that are committed or published."""
-    return [Path(word).name if Path(word).is_absolute() else word for word in command]
+def without_folders(words: Sequence[str]) -> list[str]:
+    """The same words with absolute paths cut to their last part: records are published, the disk is private."""
+    return [Path(word).name if Path(word).is_absolute() else word for word in words]
+
+
+def _program() -> list[str]:
+    """How a reader would start this program: the console command, or a script of the repository."""
+    program = Path(sys.argv[0])
+    if program.parent.name == "scripts":
+        return ["python", f"scripts/{program.name}"]
+    return ["vanilla-transformer" if program.name == "cli.py" else program.name]
 
 
 def _version(package: str) -> str | None:

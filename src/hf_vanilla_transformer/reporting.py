@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from .corpus import read_pairs
 from .errors import UserError
 from .evaluation import PairedBootstrap, p1_bleu, p1_tokens, paired_bootstrap, score
-from .provenance import portable_command, provenance
+from .provenance import provenance
 from .translation import translate
 
 EVALUATION_RECORD = "evaluation.json"
@@ -150,17 +150,10 @@ def evaluate_model(
 
 
 def _joined_record(folder: Path, evaluation: dict[str, Any]) -> dict[str, Any]:
-    """Training and scores in one record without sentences of the corpus and without folders of this machine."""
-    training = json.loads((folder / RUN_RECORD).read_text(encoding="utf-8")) if (folder / RUN_RECORD).is_file() else {}
+    """Training and scores in one record, without the sentences that the cleaning report quotes."""
+    path = folder / RUN_RECORD
+    training = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     training.get("data", {}).get("report", {}).pop("examples", None)
-    for record in (training, evaluation):
-        if "command" in record:
-            record["command"] = portable_command(record["command"])
-    for key in ("dataset", "description"):
-        if training.get("data", {}).get(key):
-            training["data"][key] = portable_command([training["data"][key]])[0]
-    if training.get("recipe", {}).get("dataset_name"):
-        training["recipe"]["dataset_name"] = portable_command([training["recipe"]["dataset_name"]])[0]
     return {**training, "evaluation": evaluation}
 
 

@@ -7,16 +7,21 @@ Every vocabulary begins with the same four special tokens. EOS ends source and t
 from (`decoder_start_token_id`) and is never part of an encoded text.
 """
 
+import itertools
 import json
 import os
 import random
 from collections.abc import Iterable
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from .errors import UserError
 
 UNK, PAD, BOS, EOS = SPECIAL_TOKENS = ("<unk>", "<pad>", "<s>", "</s>")
 SPECIAL_TOKEN_ROLES = {"unk_token": UNK, "pad_token": PAD, "bos_token": BOS, "eos_token": EOS}
+# A text that happens to hold the letters "<s>" must not smuggle in a special token.
+SETTINGS = {"model_input_names": ["input_ids", "attention_mask"], "split_special_tokens": True, **SPECIAL_TOKEN_ROLES}
 TOKENIZER_TYPES = ("bpe", "unigram", "byte-level", "word-level")
 NORMALIZATIONS = ("nfc", "nfkc", "none")
 
@@ -84,24 +89,24 @@ def _canonical_unigram(backend: Tokenizer) -> models.Unigram:
     """The same model whatever the order in which the trainer met its hash tables.
 
     The trainer sums in random order, which moves scores by about 1e-11, and it gives the characters that it has to
-    keep at any price scores in random order. Rounding removes the first, one common lowest score the second.
+    keep at any price, in random order, the lowest score and then 1e-4 more each. Rounding removes the first, one
+    common lowest score the second.
     """
     vocab = json.loads(backend.to_str())["model"]["vocab"]
-    pieces = [(token, round(score, 3)) for token, score in vocab if token not in SPECIAL_TOKENS]
-    lowest = min((score for token, score in pieces if len(token) > 1), default=0.0)
-    pieces = [(token, max(score, lowest)) for token, score in pieces]
+    scores = {token: score for token, score in vocab if token not in SPECIAL_TOKENS}
+    lowest = min(scores.values(), default=0.0)
+    kept_at_any_price = lowest + 1e-4 * sum(len(token) == 1 for token in scores)
+    pieces = [
+        (token, round(lowest if len(token) == 1 and score < kept_at_any_price else score, 3))
+        for token, score in scores.items()
+    ]
     pieces.sort(key=lambda piece: (-piece[1], piece[0]))
     return models.Unigram([*((token, 0.0) for token in SPECIAL_TOKENS), *pieces], unk_id=0)
 
 
 def joint_tokenizer(backend: Tokenizer) -> PreTrainedTokenizerFast:
     """One vocabulary for both languages, as the paper has it."""
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        model_input_names=["input_ids", "attention_mask"],
-        clean_up_tokenization_spaces=False,
-        **SPECIAL_TOKEN_ROLES,
-    )
+    return PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False, **SETTINGS)
 
 
 class SeparateVocabularyTokenizer(PreTrainedTokenizerFast):
@@ -121,10 +126,7 @@ class SeparateVocabularyTokenizer(PreTrainedTokenizerFast):
         self._source = Tokenizer.from_file(tokenizer_file)
         self._target = Tokenizer.from_file(target_tokenizer_file)
         kwargs.pop("tokenizer_object", None)
-        super().__init__(
-            tokenizer_object=self._source,
-            **{**SPECIAL_TOKEN_ROLES, "model_input_names": ["input_ids", "attention_mask"], **kwargs},
-        )
+        super().__init__(tokenizer_object=self._source, **{**SETTINGS, **kwargs})
         self._source = self._tokenizer
 
     @classmethod
@@ -148,6 +150,12 @@ class SeparateVocabularyTokenizer(PreTrainedTokenizerFast):
     def _switch_to_input_mode(self):
         self._tokenizer = self._source
 
+    def _encode_plus(self, *args, **kwargs):
+        try:
+            return super()._encode_plus(*args, **kwargs)
+        finally:  # transformers would stay in target mode after a target that it cannot encode
+            self._switch_to_input_mode()
+
     def _decode(self, token_ids, skip_special_tokens=False, use_source_tokenizer=False, **kwargs) -> str:
         if use_source_tokenizer:
             return super()._decode(token_ids, skip_special_tokens=skip_special_tokens, **kwargs)
@@ -164,6 +172,34 @@ class SeparateVocabularyTokenizer(PreTrainedTokenizerFast):
             backend.save(path)
             file_names += (path,)
         return file_names
+
+
+def load_tokenizer(name_or_path: str | os.PathLike, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """The tokenizer of a saved model, with one vocabulary or two; a folder or a name on the Hub."""
+    if os.path.isfile(os.path.join(name_or_path, "target_tokenizer.json")):
+        return SeparateVocabularyTokenizer.from_pretrained(name_or_path)
+    return AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
+
+
+def require_fit(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) -> None:
+    """Check that a tokenizer and a model belong together.
+
+    Raises:
+        UserError: more tokens than embeddings, or other special tokens.
+    """
+    target_size = getattr(tokenizer, "target_vocab_size", len(tokenizer))
+    sizes = {"vocab_size": target_size}
+    if getattr(config, "encoder_vocab_size", None) is not None:
+        sizes["encoder_vocab_size"] = len(tokenizer)
+    for name, size in sizes.items():
+        if size > getattr(config, name):
+            raise UserError(f"the tokenizer does not fit the model: {size} tokens, but {name}={getattr(config, name)}")
+    for role in ("unk", "pad", "bos", "eos"):
+        ours, theirs = getattr(tokenizer, f"{role}_token_id"), getattr(config, f"{role}_token_id", None)
+        if None not in (ours, theirs) and ours != theirs:
+            raise UserError(
+                f"the tokenizer does not fit the model: its {role} token is {ours}, the model's is {theirs}"
+            )
 
 
 class SubwordDropout:
@@ -205,7 +241,7 @@ class SubwordDropout:
             best_rank, best = min(
                 (
                     (rank, position)
-                    for position, pair in enumerate(zip(parts, parts[1:], strict=False))
+                    for position, pair in enumerate(itertools.pairwise(parts))
                     if (rank := self.ranks.get(pair)) is not None and rng.random() >= self.probability
                 ),
                 default=(None, None),
@@ -216,4 +252,11 @@ class SubwordDropout:
         return parts
 
 
-__all__ = ["SeparateVocabularyTokenizer", "SubwordDropout", "joint_tokenizer", "learn_backend"]
+__all__ = [
+    "SeparateVocabularyTokenizer",
+    "SubwordDropout",
+    "joint_tokenizer",
+    "learn_backend",
+    "load_tokenizer",
+    "require_fit",
+]

@@ -7,8 +7,9 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from tqdm.auto import tqdm
 from transformers import (
     AutoModelForSeq2SeqLM,
@@ -26,6 +27,7 @@ from transformers import (
     PreTrainedTokenizerBase,
     Seq2SeqTrainer,
     TrainerCallback,
+    get_inverse_sqrt_schedule,
     set_seed,
 )
 
@@ -38,10 +40,11 @@ from .errors import UserError
 from .loss import IGNORED
 from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .preparation import PreparedCorpus, prepare_corpus, token_lengths
-from .provenance import provenance
-from .tokenization_vanilla_transformer import SeparateVocabularyTokenizer, SubwordDropout
+from .provenance import provenance, without_folders
+from .tokenization_vanilla_transformer import SeparateVocabularyTokenizer, SubwordDropout, require_fit
 
 RUN_RECORD = "run.json"
+METRICS = ("bleu", "chrf", "loss")
 Scorer = Callable[[list[str], list[str]], dict[str, float]]
 
 
@@ -85,12 +88,25 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
             pin_memory=args.dataloader_pin_memory,
         )
 
-    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Evaluate the averaged weights where there are any; `generation_config` is the same afterwards.
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None):
+        """transformers counts steps from 0, equation 3 from 1: the first step would have a learning rate of zero."""
+        if self.args.lr_scheduler_type == "inverse_sqrt" and self.lr_scheduler is None:
+            optimizer = optimizer or self.optimizer
+            for group in optimizer.param_groups:
+                group.setdefault("initial_lr", group["lr"])
+            warmup = self.args.get_warmup_steps(num_training_steps)
+            self.lr_scheduler = get_inverse_sqrt_schedule(optimizer, warmup, last_epoch=0)
+            self._created_lr_scheduler = True
+        return super().create_scheduler(num_training_steps, optimizer)
 
-        transformers writes its own defaults into it while it evaluates, and they would end up in the checkpoint.
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Evaluate the averaged weights where there are any; training goes on as if there had been no evaluation.
+
+        transformers writes its own defaults into `generation_config` while it evaluates, and they would end up in
+        the checkpoint; each pass over a data loader draws a random number.
         """
         kept = self.model.generation_config
+        random_state = torch.get_rng_state()
         beams = self.args.eval_num_beams
         self.model.generation_config = deepcopy(kept)
         self.model.generation_config.update(
@@ -101,6 +117,7 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
                 return super().evaluate(*args, num_beams=beams, max_length=self.eval_max_length, **kwargs)
         finally:
             self.model.generation_config = kept
+            torch.set_rng_state(random_state)
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None):
         super()._save(output_dir, state_dict)
@@ -110,17 +127,25 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None):
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         if self.ema:
+            if not (Path(resume_from_checkpoint) / self.ema.FILE).is_file():
+                raise UserError(f"{resume_from_checkpoint} has no moving average: resume without --ema_decay")
             self.ema.load(Path(resume_from_checkpoint))
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any):
-        try:
+        with self.saving(f"checkpoint-{self.state.global_step}"):
             super()._save_checkpoint(model, trial)
+
+    @contextmanager
+    def saving(self, what: str) -> Iterator[None]:
+        """Writing fails with one line that names the last complete checkpoint."""
+        try:
+            yield
         except (OSError, RuntimeError, SafetensorError) as error:
             folder = Path(self.args.output_dir)
             complete = complete_checkpoints(folder, self.args.world_size)
             kept = f"{complete[-1]} is complete: resume from it" if complete else "no earlier checkpoint is complete"
             reason = " ".join(str(error).split())
-            raise UserError(f"saving {folder}/checkpoint-{self.state.global_step} failed ({reason}); {kept}") from error
+            raise UserError(f"saving {folder}/{what} failed ({reason}); {kept}") from error
 
 
 class _UpdateAverage(TrainerCallback):
@@ -134,7 +159,8 @@ class _UpdateAverage(TrainerCallback):
 def complete_checkpoints(folder: Path, world_size: int = 1) -> list[Path]:
     """The checkpoints in `folder` that were written to the end, oldest first.
 
-    The Trainer writes `trainer_state.json` last on the first rank; the other ranks write their random state.
+    The Trainer writes `trainer_state.json` last on the first rank; the other ranks write their random state at
+    the same time, and after a crash of the machine any file may lack its end.
     """
     found = [path for path in Path(folder).glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
     found.sort(key=lambda path: int(path.name.split("-")[1]))
@@ -143,12 +169,22 @@ def complete_checkpoints(folder: Path, world_size: int = 1) -> list[Path]:
 
 def _is_complete(checkpoint: Path, world_size: int = 1) -> bool:
     random_states = ["rng_state.pth"] if world_size == 1 else [f"rng_state_{rank}.pth" for rank in range(world_size)]
-    files = ["model.safetensors", "optimizer.pt", "scheduler.pt", *random_states]
+    files = ["model.safetensors", "optimizer.pt", "scheduler.pt", "trainer_state.json", *random_states]
+    return all((checkpoint / file).is_file() for file in files) and all(map(_is_whole, checkpoint.iterdir()))
+
+
+def _is_whole(file: Path) -> bool:
+    """Whether a file has the end that its format asks for."""
     try:
-        json.loads((checkpoint / "trainer_state.json").read_text())
-    except (OSError, ValueError):
+        if file.suffix == ".json":
+            json.loads(file.read_bytes())
+        elif file.suffix == ".safetensors":
+            safe_open(file, "pt")
+        elif file.suffix in (".pt", ".pth", ".bin"):
+            return zipfile.is_zipfile(file)
+    except (OSError, ValueError, SafetensorError):
         return False
-    return all((checkpoint / file).is_file() for file in files)
+    return True
 
 
 def _checkpoint_to_resume(args: TrainingArguments) -> Path | None:
@@ -193,6 +229,7 @@ def train(arguments: Arguments, score: Scorer | None = None) -> Path:
     """
     started = time.time()
     model_args, data, tokenizer_options, args = arguments
+    recipe = _recipe(arguments)
     checkpoint = _checkpoint_to_resume(args)
     output = Path(args.output_dir)
     prepared = output / "prepared"
@@ -202,7 +239,7 @@ def train(arguments: Arguments, score: Scorer | None = None) -> Path:
         corpus = PreparedCorpus.load(prepared)
     set_seed(args.seed)
     model = _build_model(model_args, data, args, corpus.tokenizer)
-    _settle_arguments(args, corpus, model.config)
+    _settle_arguments(args, corpus, model.config, scored=score is not None)
     source_lengths, target_lengths = token_lengths(corpus.train)
     trainer = VanillaTransformerTrainer(
         model=model,
@@ -216,9 +253,12 @@ def train(arguments: Arguments, score: Scorer | None = None) -> Path:
         train_lengths=np.maximum(source_lengths, target_lengths),
         eval_max_length=_eval_max_length(corpus, args),
     )
+    if checkpoint and 0 < args.max_steps <= int(checkpoint.name.split("-")[1]):
+        args.max_steps, args.num_train_epochs = -1, 0  # in the middle of an epoch the Trainer would do one step more
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     averaged = _finish_weights(trainer, output)
-    trainer.save_model()
+    with trainer.saving("model.safetensors"):
+        trainer.save_model()
     if args.process_index == 0:
         record = {
             **provenance(),
@@ -227,11 +267,11 @@ def train(arguments: Arguments, score: Scorer | None = None) -> Path:
             "target_lang": data.target_lang,
             "data": {
                 "description": source_description(data.train_file, data.dataset_name, data.dataset_config_name),
-                "dataset": data.dataset_name,
+                "dataset": None if Path(data.dataset_name or ".").exists() else data.dataset_name,
                 "config": data.dataset_config_name,
                 "report": corpus.report,
             },
-            "recipe": _recipe(arguments),
+            "recipe": recipe,
             "parameters": model.num_parameters(),
             "training": {
                 "seconds": round(time.time() - started, 1),
@@ -252,19 +292,20 @@ def _build_model(
     model_args: ModelArguments, data: DataArguments, args: TrainingArguments, tokenizer: PreTrainedTokenizerBase
 ) -> VanillaTransformerForConditionalGeneration:
     overrides = parse_overrides(model_args.config_overrides)
+    if "label_smoothing" in overrides:
+        raise UserError("config_overrides: label_smoothing is set with --label_smoothing_factor")
     overrides["label_smoothing"] = args.label_smoothing_factor
     try:
         if model_args.model_name_or_path:
             model = AutoModelForSeq2SeqLM.from_pretrained(model_args.model_name_or_path, **overrides)
         else:
-            config = VanillaTransformerConfig.preset(
-                model_args.preset, **{**_vocabulary_of(tokenizer), **overrides}
-            )
+            config = VanillaTransformerConfig.preset(model_args.preset, **{**_vocabulary_of(tokenizer), **overrides})
             model = VanillaTransformerForConditionalGeneration(config)
-    except (ValueError, StrictDataclassError) as error:
+        if model_args.attn_implementation:
+            model.set_attn_implementation(model_args.attn_implementation)
+    except (ValueError, ImportError, OSError, StrictDataclassError) as error:
         raise UserError(" ".join(str(error).split())) from error
-    if model_args.attn_implementation:
-        model.set_attn_implementation(model_args.attn_implementation)
+    require_fit(tokenizer, model.config)
     longest = max(data.max_source_length, data.max_target_length)
     if longest > model.config.max_position_embeddings:
         raise UserError(
@@ -293,8 +334,11 @@ def _vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     return {"vocab_size": len(tokenizer)}
 
 
-def _settle_arguments(args: TrainingArguments, corpus: PreparedCorpus, config: VanillaTransformerConfig) -> None:
+def _settle_arguments(
+    args: TrainingArguments, corpus: PreparedCorpus, config: VanillaTransformerConfig, scored: bool
+) -> None:
     """Fill in what depends on the model and the data."""
+    args.restore_callback_states_from_checkpoint = True  # the patience that is left is part of the run
     args.label_smoothing_factor = 0.0  # the model smooths; the Trainer's own smoother would hold all logits
     if args.learning_rate is None:
         if not args.warmup_steps > 1:
@@ -306,6 +350,17 @@ def _settle_arguments(args: TrainingArguments, corpus: PreparedCorpus, config: V
         args.eval_strategy = "no"
         if args.early_stopping_patience or args.load_best_model_at_end:
             raise UserError("early stopping needs a validation set: give --validation_file")
+    if args.early_stopping_patience and args.eval_strategy == "no":
+        raise UserError("early stopping needs evaluations: give --eval_strategy steps or epoch")
+    if args.metric_for_best_model not in METRICS:
+        raise UserError(f"metric_for_best_model={args.metric_for_best_model} is not one of {', '.join(METRICS)}")
+    if args.metric_for_best_model != "loss" and not (scored and args.predict_with_generate):
+        if args.early_stopping_patience or args.load_best_model_at_end:
+            raise UserError(
+                f"metric_for_best_model={args.metric_for_best_model} needs translations: give --predict_with_generate "
+                "true or --metric_for_best_model loss"
+            )
+        args.metric_for_best_model, args.greater_is_better = "loss", False
 
 
 def _training_pairs(corpus: PreparedCorpus, subword_dropout: float, seed: int) -> TrainingPairs:
@@ -344,7 +399,9 @@ def _text_metrics(
         hypotheses = tokenizer.batch_decode(ids, skip_special_tokens=True)[: len(sources)]
         if args.process_index == 0:
             for row in shown[: args.num_sample_translations]:
-                tqdm.write(f"  source     {sources[row]}\n  reference  {references[row]}\n  model      {hypotheses[row]}\n")
+                tqdm.write(
+                    f"  source     {sources[row]}\n  reference  {references[row]}\n  model      {hypotheses[row]}\n"
+                )
         return score(hypotheses, references) if score else {}
 
     return metrics
@@ -353,11 +410,15 @@ def _text_metrics(
 def _finish_weights(trainer: VanillaTransformerTrainer, output: Path) -> str:
     """Put the weights that the run is for into the model; return what they are, in words."""
     args = trainer.args
+    best = f"best checkpoint by {args.metric_for_best_model}"
     if trainer.ema:
+        if args.load_best_model_at_end:
+            trainer.ema.load(Path(trainer.state.best_model_checkpoint))
         trainer.ema.copy_to_model()
-        return f"exponential moving average, decay {args.ema_decay}"
+        kept = f"exponential moving average, decay {args.ema_decay}"
+        return f"{kept}, {best}" if args.load_best_model_at_end else kept
     if args.load_best_model_at_end:
-        return f"best checkpoint by {args.metric_for_best_model}"
+        return best
     folders = complete_checkpoints(output, args.world_size)[-args.average_checkpoints :]
     if args.average_checkpoints < 2 or len(folders) < 2:
         return "last step"
@@ -374,7 +435,12 @@ def _recipe(arguments: Arguments) -> dict[str, Any]:
         for name, option in type(group).__dataclass_fields__.items():
             value = getattr(group, name)
             default = option.default_factory() if callable(option.default_factory) else option.default
-            if option.init and value != default and isinstance(value, (str, int, float, bool, list)):
+            derived = value == [] or (value is False and default is None)
+            if option.init and value != default and not derived and isinstance(value, (str, int, float, bool, list)):
                 recipe[name] = value
-    recipe.pop("output_dir", None)
+                if isinstance(value, (str, list)):
+                    words = without_folders([value] if isinstance(value, str) else value)
+                    recipe[name] = words[0] if isinstance(value, str) else words
+    for name in ("output_dir", "resume_from_checkpoint"):
+        recipe.pop(name, None)
     return recipe

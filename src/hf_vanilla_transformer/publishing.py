@@ -1,0 +1,236 @@
+"""From the folder of a training run to a model on the Hub that says what it is and loads anywhere.
+
+The published folder holds the weights, the configuration, the tokenizer, the code of the model and a card (see
+`card`). The records that the card is made from, `run.json` and `evaluation.json`, stay at home: they quote sentences of
+the training data.
+
+This module knows nothing of training and evaluation: it reads what they left in the folder.
+"""
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import HfApi, get_token
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from huggingface_hub.utils import validate_repo_id
+from safetensors import SafetensorError
+from transformers import PreTrainedTokenizerBase
+
+from .card import model_card
+from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .errors import UserError
+from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerModel
+from .tokenization_vanilla_transformer import SeparateVocabularyTokenizer, load_tokenizer, require_fit
+
+
+def publish(
+    folder: str | Path,
+    repo_id: str,
+    *,
+    private: bool = False,
+    license: str | None = None,
+    commit_message: str = "Publish the model",
+    token: str | None = None,
+    endpoint: str | None = None,
+) -> str:
+    """Export a training output folder and upload it; returns the address of the model on the Hub.
+
+    Publishing again updates what has changed.
+
+    Args:
+        folder: the output folder of a training run; see `export_folder`.
+        repo_id: "user/name" on the Hub; the repository is made if it is not there.
+        private: whether a new repository is hidden from others.
+        license: the Hub's name of the licence of the weights, such as "cc-by-4.0".
+        token: access token; None takes the one of `hf auth login` or of HF_TOKEN.
+        endpoint: address of the Hub; None takes HF_ENDPOINT or the public one.
+
+    Raises:
+        UserError: bad `repo_id`, no token, a folder that cannot be published, a Hub that refuses or cannot be
+            reached. Nothing has been uploaded then.
+    """
+    check_repo_id(repo_id)
+    if (token or get_token()) is None:
+        raise UserError("not logged in to the Hub: run `hf auth login` or set HF_TOKEN")
+    api = HfApi(endpoint=endpoint, token=token)
+    with tempfile.TemporaryDirectory() as scratch:
+        output = export_folder(folder, Path(scratch) / "model", repo_id=repo_id, license=license)
+        with _hub_errors(repo_id, api.endpoint):
+            url = api.create_repo(repo_id, private=private, exist_ok=True)
+            api.upload_folder(repo_id=repo_id, folder_path=output, commit_message=commit_message)
+    return str(url)
+
+
+def export_folder(folder: str | Path, output: str | Path, *, repo_id: str, license: str | None = None) -> Path:
+    """Write the folder that goes to the Hub; returns its path.
+
+    The result loads with `AutoModelForSeq2SeqLM.from_pretrained(output, trust_remote_code=True)` where this
+    package is not installed. It has been read back and compared with `folder` before this function returns.
+
+    Args:
+        folder: holds config.json, model.safetensors, generation_config.json, the tokenizer's files, run.json
+            and, where the model has been evaluated, evaluation.json. Anything else in it (optimizer,
+            checkpoints) stays behind.
+        output: a folder that is new or empty.
+        repo_id: "user/name", the name under which the card speaks of the model.
+        license: the Hub's name of the licence of the weights; None says in the card that none was stated.
+
+    Raises:
+        UserError: bad `repo_id`, a file or a value missing in `folder`, weights or a tokenizer that do
+            not fit the configuration, or a used `output`.
+    """
+    folder, output = Path(folder), Path(output)
+    check_repo_id(repo_id)
+    _check_folder(folder)
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise UserError(f"{output}: is not an empty folder: name a new one")
+    run = _read_json(folder / "run.json")
+    evaluation = _read_json(folder / "evaluation.json") if (folder / "evaluation.json").is_file() else {}
+    model = _load_model(folder)
+    tokenizer = _load_tokenizer(folder, model.config)
+    card = model_card(model, run, evaluation, repo_id=repo_id, license=license)
+
+    _save_with_code(model, tokenizer, output)
+    (output / "README.md").write_text(card, encoding="utf-8")
+    _verify(output, model)
+    return output
+
+
+def check_repo_id(repo_id: str) -> None:
+    """Raises UserError unless `repo_id` has the form "user/name" with characters that the Hub takes."""
+    try:
+        validate_repo_id(repo_id)
+    except HFValidationError:
+        valid = False
+    else:
+        valid = repo_id.count("/") == 1
+    if not valid:
+        raise UserError(
+            f"bad repository name {repo_id!r}: write it as 'user/name', of letters, digits, '-', '_' and '.'"
+        )
+
+
+def _check_folder(folder: Path) -> None:
+    config = _read_json(folder / "config.json")
+    if config.get("model_type") != VanillaTransformerConfig.model_type:
+        raise UserError(
+            f"{folder / 'config.json'}: model_type is {config.get('model_type')!r}, "
+            f"not {VanillaTransformerConfig.model_type!r}: only models of this package can be published"
+        )
+    files = ["generation_config.json", "tokenizer.json", "tokenizer_config.json"]
+    if config.get("encoder_vocab_size") is not None:
+        files.append("target_tokenizer.json")
+    for name in files:
+        _read_json(folder / name)
+    if not list(folder.glob("model*.safetensors")):
+        raise UserError(f"{folder / 'model.safetensors'}: is missing: name the output folder of a training run")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(
+            f"{path}: cannot be read ({error.strerror}): name the output folder of a training run"
+        ) from error
+    except ValueError as error:
+        raise UserError(f"{path}: is not valid JSON ({error}): restore the file or train again") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: holds no JSON object: restore the file or train again")
+    return content
+
+
+def _load_model(folder: Path) -> VanillaTransformerForConditionalGeneration:
+    try:
+        model, report = VanillaTransformerForConditionalGeneration.from_pretrained(
+            folder, output_loading_info=True, ignore_mismatched_sizes=True
+        )
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{folder}: the weights cannot be read ({str(error).splitlines()[0]})") from error
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if wrong := sorted(map(str, report[kind])):
+            problem = kind.replace("_", " ")
+            raise UserError(f"{folder}: the weights do not fit config.json: {problem}: {', '.join(wrong[:3])}")
+    return model
+
+
+def _load_tokenizer(folder: Path, config: VanillaTransformerConfig) -> PreTrainedTokenizerBase:
+    tokenizer = load_tokenizer(folder)
+    try:
+        require_fit(tokenizer, config)
+    except UserError as error:
+        raise UserError(f"{folder}: {error}: put the tokenizer there that the model was trained with") from error
+    return tokenizer
+
+
+def _save_with_code(
+    model: VanillaTransformerForConditionalGeneration, tokenizer: PreTrainedTokenizerBase, output: Path
+) -> None:
+    # Saving registers only the class that is saved: the bare model has to be named by hand.
+    model_class = f"{VanillaTransformerModel.__module__.split('.')[-1]}.{VanillaTransformerModel.__name__}"
+    model.config.auto_map = {"AutoModel": model_class}
+    with _code_travels():
+        model.save_pretrained(output)
+        tokenizer.save_pretrained(output)
+
+
+@contextlib.contextmanager
+def _code_travels() -> Iterator[None]:
+    """While this lasts, saving copies the code too; outside of it a checkpoint is data alone."""
+    classes = {
+        VanillaTransformerConfig: "AutoConfig",
+        VanillaTransformerForConditionalGeneration: "AutoModelForSeq2SeqLM",
+        SeparateVocabularyTokenizer: "AutoTokenizer",
+    }
+    before = {cls: cls._auto_class for cls in classes}
+    try:
+        for cls, auto_class in classes.items():
+            cls.register_for_auto_class(auto_class)
+        yield
+    finally:
+        for cls, auto_class in before.items():
+            cls._auto_class = auto_class
+
+
+def _verify(output: Path, model: VanillaTransformerForConditionalGeneration) -> None:
+    """Read the folder back and compare it with the model that went into it.
+
+    Raises:
+        RuntimeError: they differ, which no input should be able to cause.
+    """
+    expected, found = model.state_dict(), _load_model(output).state_dict()
+    different = [name for name in expected if name not in found or not torch.equal(expected[name], found[name])]
+    config = VanillaTransformerConfig.from_pretrained(output)
+    if different or expected.keys() != found.keys() or config.to_diff_dict() != model.config.to_diff_dict():
+        raise RuntimeError(f"{output}: does not hold the model that was saved there: {different or 'config.json'}")
+
+
+@contextlib.contextmanager
+def _hub_errors(repo_id: str, endpoint: str) -> Iterator[None]:
+    """Turn what a user can mend into one line; what the Hub itself gets wrong keeps its traceback."""
+    try:
+        yield
+    except HfHubHTTPError as error:
+        status = error.response.status_code
+        if status not in (401, 403):
+            raise
+        reason = "it does not accept the token" if status == 401 else "the token may not write there"
+        raise UserError(
+            f"the Hub refuses {repo_id} ({status}): {reason}: run `hf auth login` or set HF_TOKEN"
+        ) from error
+    except ValueError as error:
+        # What the Hub says to a card before it takes any file, over several lines.
+        if "metadata" not in str(error):
+            raise
+        raise UserError(f"the Hub refuses the card of {repo_id}: {' '.join(str(error).split())}") from error
+    except Exception as error:
+        # The client library changed its HTTP library between the versions we support, hence no class to name.
+        if not (isinstance(error, OSError) or type(error).__module__.startswith("httpx")):
+            raise
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise UserError(f"cannot reach the Hub at {endpoint} ({reason}): check the network") from error

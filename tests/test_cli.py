@@ -1,0 +1,174 @@
+"""The console command: what it prints, what it writes, and one line for every mistake."""
+
+import io
+import json
+import sys
+
+import pytest
+import torch
+
+from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.cli import main
+from hf_vanilla_transformer.tokenization_vanilla_transformer import joint_tokenizer, learn_backend
+
+TEXT = ["the old man sleeps", "a dog sees the small cat", "the cat runs", "who sees a dog"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A random model with a tokenizer and the record that a training would leave."""
+    path = tmp_path_factory.mktemp("model")
+    tokenizer = joint_tokenizer(learn_backend(TEXT * 3, vocab_size=60))
+    torch.manual_seed(0)
+    config = VanillaTransformerConfig.preset("test", vocab_size=len(tokenizer))
+    model = VanillaTransformerForConditionalGeneration(config)
+    model.generation_config.update(num_beams=2, early_stopping=True, max_length=20)
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    (path / "run.json").write_text(json.dumps({"source_lang": "en", "target_lang": "de"}))
+    return path
+
+
+def write(path, lines):
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return str(path)
+
+
+def complaint(capsys, argv):
+    """The one line that a wrong command leaves on standard error."""
+    assert main(argv) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("vanilla-transformer")]
+    assert len(lines) == 1
+    return lines[0]
+
+
+def test_translate_takes_arguments_files_and_standard_input_alike(folder, tmp_path, capsys, monkeypatch):
+    assert main(["translate", str(folder), *TEXT]) == 0
+    from_arguments = capsys.readouterr().out
+    assert from_arguments.count("\n") == len(TEXT)
+    source, output = write(tmp_path / "in.txt", TEXT), tmp_path / "out.txt"
+    assert main(["translate", str(folder), "--input", source, "--output", str(output)]) == 0
+    assert output.read_text(encoding="utf-8") == from_arguments
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(("\n".join(TEXT)).encode())))
+    assert main(["translate", str(folder)]) == 0
+    assert capsys.readouterr().out == from_arguments
+
+
+def test_translate_keeps_empty_lines_and_windows_line_ends(folder, tmp_path, capsys):
+    path = tmp_path / "in.txt"
+    path.write_bytes(b"the cat runs\r\n\r\n\nthe cat runs")
+    assert main(["translate", str(folder), "--input", str(path)]) == 0
+    first, *middle, last = capsys.readouterr().out.split("\n")[:-1]
+    assert middle == ["", ""]
+    assert first == last != ""
+
+
+def test_translate_nbest(folder, capsys):
+    assert main(["translate", str(folder), *TEXT[:2], "--nbest", "2", "--num_beams", "3"]) == 0
+    rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert [row[0] for row in rows] == ["1", "1", "2", "2"]
+    assert float(rows[0][1]) >= float(rows[1][1])
+
+
+def test_score_prints_a_line_for_each_pair_and_the_perplexity(folder, tmp_path, capsys):
+    source, target = write(tmp_path / "a.en", TEXT), write(tmp_path / "a.de", TEXT[::-1])
+    assert main(["score", str(folder), source, target]) == 0
+    printed = capsys.readouterr()
+    rows = [line.split("\t") for line in printed.out.splitlines()]
+    assert len(rows) == len(TEXT)
+    total, tokens = sum(float(row[0]) for row in rows), sum(int(row[1]) for row in rows)
+    perplexity = float(printed.err.splitlines()[-1].split()[-1])
+    assert perplexity == pytest.approx(2.718281828 ** (-total / tokens), rel=1e-3)
+
+
+def test_evaluate_writes_scores_and_hypotheses_and_compares(folder, tmp_path, capsys):
+    source, target = write(tmp_path / "news.en", TEXT), write(tmp_path / "news.de", TEXT)
+    command = ["evaluate", str(folder), "--test_file", source, target, "--num_beams", "1"]
+    assert main([*command, "--results", str(tmp_path / "one")]) == 0
+    assert "news\tbleu\t" in capsys.readouterr().out
+    hypotheses = (tmp_path / "one" / "news.hyp.de").read_text(encoding="utf-8")
+    assert hypotheses.count("\n") == len(TEXT)
+    record = json.loads((tmp_path / "one" / "run.json").read_text(encoding="utf-8"))
+    assert record["source_lang"] == "en"
+    assert record["evaluation"]["sets"]["news"]["scores"]["bleu"]["signature"].startswith("nrefs:1|case:mixed")
+    assert json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))["sets"]["news"]["n"] == len(TEXT)
+    perfect = tmp_path / "perfect"
+    perfect.mkdir()
+    write(perfect / "news.hyp.de", TEXT)
+    assert main([*command, "--results", str(tmp_path / "two"), "--against", str(perfect)]) == 0
+    assert f"news: {perfect} is better than {folder} by" in capsys.readouterr().out
+
+
+def test_committed_records_quote_no_sentence_and_name_no_folder_of_this_machine(folder, tmp_path, monkeypatch):
+    source, target = write(tmp_path / "news.en", TEXT), write(tmp_path / "news.de", TEXT)
+    report = {"examples": {"empty": [{"source": "secret"}]}}
+    record = {"source_lang": "en", "target_lang": "de", "data": {"report": report}}
+    (folder / "run.json").write_text(json.dumps(record))
+    command = ["evaluate", str(folder), "--test_file", source, target, "--results", str(tmp_path / "results")]
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "vanilla-transformer"), *command])
+    assert main(command) == 0
+    written = (tmp_path / "results" / "run.json").read_text(encoding="utf-8")
+    assert "secret" not in written
+    assert str(tmp_path) not in written
+    assert json.loads(written)["evaluation"]["command"][:4] == [
+        "vanilla-transformer", "evaluate", folder.name, "--test_file"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["translate", "{nowhere}", "hello"], "nowhere: no model to load"),
+        (["translate", "{folder}", "--input", "{nowhere}"], "nowhere: cannot be read (No such file or directory)"),
+        (["translate", "{folder}", "--input", "{latin1}"], "latin1.txt:2: not valid UTF-8: save the text as UTF-8"),
+        (["translate", "{folder}", "fine", "dog " * 99], "tokens, but the model reads at most 64"),
+        (["translate", "{folder}", "hello", "--nbest", "5"], "5 translations of each sentence need at least as many"),
+        (["score", "{folder}", "{two}", "{latin1}"], "latin1.txt:2: not valid UTF-8"),
+        (["score", "{folder}", "{two}", "{one}"], "2 source sentences but 1 translations"),
+        (["evaluate", "{folder}", "--test_file", "{two}", "{one}"], "two.txt has 2 lines but"),
+        (["evaluate", "{bare}", "--test_file", "{two}", "{two}"], "bare has no run.json that names its languages"),
+        (["evaluate", "user/name", "--test_file", "{two}", "{two}", "--source_lang", "en", "--target_lang", "de"],
+         "user/name is not a folder: say with --results"),
+        (["publish", "{folder}", "no-user"], "bad repository name 'no-user'"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line(folder, tmp_path, capsys, argv, message):
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "latin1.txt").write_bytes("gut\nschön\n".encode("latin-1"))
+    names = {
+        "folder": folder,
+        "nowhere": tmp_path / "nowhere",
+        "latin1": tmp_path / "latin1.txt",
+        "bare": tmp_path / "bare",
+        "one": write(tmp_path / "one.txt", TEXT[:1]),
+        "two": write(tmp_path / "two.txt", TEXT[:2]),
+    }
+    line = complaint(capsys, [word.format(**names) for word in argv])
+    assert line.startswith(f"vanilla-transformer {argv[0]}: ")
+    assert message in line
+
+
+def test_publishing_without_a_login(folder, capsys, monkeypatch):
+    monkeypatch.setattr("hf_vanilla_transformer.publishing.get_token", lambda: None)
+    assert "not logged in to the Hub: run `hf auth login`" in complaint(capsys, ["publish", str(folder), "user/name"])
+
+
+def test_output_that_cannot_be_written_is_not_lost(folder, tmp_path, capsys):
+    assert main(["translate", str(folder), "the cat runs", "--output", str(tmp_path / "no" / "out.txt")]) == 2
+    printed = capsys.readouterr()
+    assert printed.out.strip()
+    assert "cannot be written (No such file or directory); the result is on standard output" in printed.err
+
+
+def test_an_unknown_command_is_explained(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["trane"])
+    assert stopped.value.code == 2
+    assert "invalid choice: 'trane'" in capsys.readouterr().err
+
+
+def test_help_names_every_command(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in ("train", "translate", "score", "evaluate", "publish", "demo"))

@@ -1,0 +1,250 @@
+"""From text to token ids on disk: what is kept, what is reported, and that nothing old is used again."""
+
+import json
+
+import numpy as np
+import pytest
+from datasets import Dataset, DatasetDict
+from transformers import AutoTokenizer
+
+from hf_vanilla_transformer import VanillaTransformerConfig
+from hf_vanilla_transformer.arguments import parse_arguments
+from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.preparation import PreparedCorpus, prepare_corpus, token_lengths
+from hf_vanilla_transformer.tokenization_vanilla_transformer import SeparateVocabularyTokenizer, load_tokenizer
+from word_reversal import corpus, flags, sentences, translate, write_pairs
+
+TEXT = sentences(30)
+
+
+def prepare(folder, tokenizer_name=None, **options):
+    _, data, tokenizer, _ = parse_arguments(flags(folder, **options))
+    prepare_corpus(data, tokenizer, folder / "prepared", tokenizer_name)
+    return PreparedCorpus.load(folder / "prepared")
+
+
+def pairs_file(folder, sources, targets=None, name="train"):
+    folder.mkdir(parents=True, exist_ok=True)
+    return write_pairs(folder, name, sources, targets or [translate(source) for source in sources])
+
+
+def fails(message, folder, **options):
+    with pytest.raises(UserError, match=message) as caught:
+        prepare(folder, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_every_pair_comes_back_as_text_and_as_the_tokenizer_encodes_it(tmp_path):
+    prepared = prepare(tmp_path, train_file=pairs_file(tmp_path, TEXT))
+    assert prepared.train["source"][:] == TEXT
+    assert prepared.train["target"][:] == [translate(source) for source in TEXT]
+    assert prepared.validation is None
+    eos = prepared.tokenizer.eos_token_id
+    for row in prepared.train:
+        assert row["input_ids"] == prepared.tokenizer(row["source"])["input_ids"]
+        assert row["labels"] == prepared.tokenizer(text_target=row["target"])["input_ids"]
+        assert row["input_ids"].count(eos) == row["labels"].count(eos) == 1
+        assert row["input_ids"][-1] == row["labels"][-1] == eos
+        assert prepared.tokenizer.decode(row["labels"], skip_special_tokens=True) == row["target"]
+
+
+def test_texts_are_memory_mapped_files_and_the_scratch_files_are_gone(tmp_path):
+    prepared = prepare(tmp_path, **corpus(tmp_path))
+    folder = tmp_path / "prepared"
+    for split in (prepared.train, prepared.validation):
+        assert split.cache_files
+        assert all(folder in type(folder)(file["filename"]).parents for file in split.cache_files)
+    assert {path.name for path in folder.iterdir()} == {"tokenizer", "train", "validation", "report.json"}
+
+
+def test_text_of_any_length_is_never_a_list_in_memory(tmp_path, monkeypatch):
+    """The training text goes through an Arrow file row by row."""
+    monkeypatch.setattr(Dataset, "from_list", None)
+    monkeypatch.setattr(Dataset, "from_dict", None)
+    assert len(prepare(tmp_path, train_file=pairs_file(tmp_path, TEXT)).train) == len(TEXT)
+
+
+def test_token_lengths_count_the_end_of_sentence():
+    pairs = Dataset.from_dict({"input_ids": [[5, 6, 3], [3]], "labels": [[7, 3], [7, 8, 9, 3]]})
+    sources, targets = token_lengths(pairs)
+    assert sources.tolist() == [3, 1]
+    assert targets.tolist() == [2, 4]
+
+
+def test_the_report_accounts_for_every_line(tmp_path, capsys):
+    kept = TEXT[:20]
+    dropped = {
+        "empty": ["", "dog"],
+        "identical sides": ["tat tat", "tat tat"],
+        "length ratio": ["no " * 17 + "no", "god"],
+        "overlap": [TEXT[20], "something else"],
+        "duplicate": [kept[3], translate(kept[3])],
+    }
+    lines = [[source, translate(source)] for source in kept] + list(dropped.values())
+    prepared = prepare(
+        tmp_path,
+        train_file=pairs_file(tmp_path, *zip(*lines, strict=True)),
+        validation_file=pairs_file(tmp_path, [TEXT[20]], name="val"),
+    )
+    report = prepared.report
+    assert report["read"] == 25
+    assert report["kept"] == 20 == len(prepared.train)
+    assert report["dropped"] == {reason: int(reason in dropped) for reason in report["dropped"]}
+    for line, (reason, (source, target)) in enumerate(dropped.items(), start=21):
+        assert report["examples"][reason] == [{"source": source, "target": target, "line": line}]
+    assert report["words"]["source"] == sum(len(source.split()) for source in kept)
+    assert report == json.loads((tmp_path / "prepared" / "report.json").read_text())
+    assert "25 pairs read, 20 kept" in capsys.readouterr().out
+
+
+def test_what_evaluation_holds_is_not_trained_on(tmp_path):
+    """Sources or targets of validation and of test sets, whatever their case."""
+    prepared = prepare(
+        tmp_path,
+        train_file=pairs_file(tmp_path, TEXT),
+        validation_file=pairs_file(tmp_path, [TEXT[0].upper()], ["anything"], name="val"),
+        test_file=pairs_file(tmp_path, ["anything"], [translate(TEXT[1])], name="test"),
+    )
+    assert prepared.train["source"][:] == TEXT[2:]
+    assert [example["line"] for example in prepared.report["examples"]["overlap"]] == [1, 2]
+    assert prepared.validation["target"][:] == ["anything"]
+
+
+def test_test_splits_of_a_data_set_are_kept_out_of_training(tmp_path):
+    def split(lines):
+        return Dataset.from_dict({"en": lines, "xx": [translate(line) for line in lines]})
+
+    saved = DatasetDict(train=split(TEXT), validation=split(TEXT[:2]), one=split(TEXT[2:5]), two=split(TEXT[5:6]))
+    saved.save_to_disk(tmp_path / "data")
+    data = tmp_path / "data"
+    assert prepare(tmp_path, dataset_name=data, test_splits=["one", "two"]).train["source"][:] == TEXT[6:]
+    assert prepare(tmp_path, dataset_name=data, train_split="one").train["source"][:] == TEXT[2:5]
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_pairs_that_are_too_long_in_tokens_are_dropped_with_their_line(tmp_path, side):
+    options = {"train_file": pairs_file(tmp_path, TEXT), "tokenizer_type": "word-level", "vocab_size": 100}
+    options[f"max_{side}_length"] = 5  # four words and EOS
+    prepared = prepare(tmp_path, **options)
+    too_long = [line for line, source in enumerate(TEXT, start=1) if len(source.split()) > 4]
+    assert 0 < len(too_long) < len(TEXT)
+    assert prepared.report["dropped"]["too long"] == len(too_long)
+    assert [example["line"] for example in prepared.report["examples"]["too long"]] == too_long[:3]
+    assert prepared.train["line"][:] == [line for line in range(1, 31) if line not in too_long]
+    assert prepared.report["kept"] == len(prepared.train)
+    assert prepared.report["words"]["source"] == sum(len(line.split()) for line in prepared.train["source"])
+
+
+def test_nothing_left_is_an_error_that_counts_the_reasons(tmp_path):
+    train = pairs_file(tmp_path, TEXT)
+    fails(r"no pair is left of 30 read \(too long 30\)", tmp_path, train_file=train, max_source_length=2)
+    fails(r"no pair is left of 30 read \(overlap 30\)", tmp_path, train_file=train, validation_file=train)
+
+
+def test_validation_is_never_cleaned_but_must_be_whole(tmp_path):
+    train = pairs_file(tmp_path, TEXT)
+    unusual = ["dog " * 40, "same"]
+    validation = pairs_file(tmp_path, unusual, ["god", "same"], name="val")
+    prepared = prepare(tmp_path, train_file=train, validation_file=validation, max_source_length=10)
+    assert prepared.validation["source"][:] == [line.strip() for line in unusual]
+    broken = pairs_file(tmp_path, ["dog", ""], ["god", "tac"], name="broken")
+    fails("validation set, line 2: one side is empty", tmp_path, train_file=train, validation_file=broken)
+
+
+def test_sample_limits_take_the_first_lines(tmp_path):
+    files = corpus(tmp_path)
+    prepared = prepare(tmp_path, **files, max_train_samples=7, max_eval_samples=3)
+    assert len(prepared.train) == prepared.report["read"] == 7
+    assert sorted(prepared.validation["line"]) == [1, 2, 3]
+    lengths = [len(source) for source in prepared.validation["source"]]
+    assert lengths == sorted(lengths, reverse=True)
+
+
+def test_swapped_files_are_reported(tmp_path):
+    files = corpus(tmp_path)
+    assert prepare(tmp_path, **files).report["warnings"] == []
+    swapped = prepare(tmp_path, **{**files, "train_file": files["train_file"][::-1]}).report["warnings"]
+    assert len(swapped) == 2
+    assert "train.xx train.en: the endings contradict en to xx" in swapped[0]
+    assert "source and target look swapped" in swapped[1]
+
+
+def test_a_second_preparation_replaces_the_first(tmp_path):
+    first = prepare(tmp_path, **corpus(tmp_path))
+    changed = [f"{line} again" for line in TEXT]
+    train = pairs_file(tmp_path, changed)
+    second = prepare(tmp_path, train_file=train)
+    assert second.train["source"][:] == changed
+    assert second.validation is None
+    assert "again" in second.tokenizer.decode(second.train[0]["input_ids"])
+    assert second.report["read"] == 30 != first.report["read"]
+
+
+def test_no_cache_survives_a_change_of_the_text_in_the_same_file(tmp_path, monkeypatch):
+    """Same path, same number of lines, same sizes: only the words differ; the first data set is still open."""
+    train = pairs_file(tmp_path, ["dog cat", "cat dog"])
+    first = prepare(tmp_path, train_file=train)
+    pairs_file(tmp_path, ["dog pig", "pig dog"])
+    second = prepare(tmp_path, train_file=train)
+    assert second.train["source"][:] == ["dog pig", "pig dog"]
+    assert second.tokenizer.decode(second.train[0]["input_ids"], skip_special_tokens=True) == "dog pig"
+    assert first.train["source"][:] == ["dog cat", "cat dog"]
+
+
+def test_other_peoples_files_are_not_deleted(tmp_path):
+    """`--output_dir .` beside a folder of the user's that happens to have the same name."""
+    train = pairs_file(tmp_path / "prepared", TEXT)
+    fails("prepared holds train.en, which is not of a training", tmp_path, train_file=train)
+    assert (tmp_path / "prepared" / "train.en").is_file()
+
+
+def test_separate_vocabularies(tmp_path):
+    """Joint by default; separate ones know the words of their own side only."""
+    train = pairs_file(tmp_path, TEXT)
+    options = {"train_file": train, "tokenizer_type": "word-level", "vocab_size": 100}
+    joint = prepare(tmp_path / "joint", **options).tokenizer
+    assert {"▁dog", "▁god"} <= set(joint.get_vocab())
+    separate = prepare(tmp_path / "separate", **options, separate_vocabularies=True)
+    assert isinstance(separate.tokenizer, SeparateVocabularyTokenizer)
+    assert "▁dog" in separate.tokenizer.backend_tokenizer.get_vocab()
+    assert "▁god" not in separate.tokenizer.backend_tokenizer.get_vocab()
+    assert "▁god" in separate.tokenizer.target_backend.get_vocab()
+    row = separate.train[0]
+    assert separate.tokenizer.decode(row["labels"], skip_special_tokens=True) == row["target"]
+
+
+def test_tokenizer_options_reach_the_tokenizer(tmp_path):
+    train = pairs_file(tmp_path, ["Dog ﬁsh", "CAT"], ["goD", "TAC"])
+    lower = prepare(tmp_path, train_file=train, lowercase=True, normalization="nfkc")
+    assert lower.tokenizer.decode(lower.train[0]["input_ids"], skip_special_tokens=True) == "dog fish"
+    small = prepare(tmp_path, train_file=pairs_file(tmp_path, TEXT), vocab_size=45).tokenizer
+    assert len(small) == 45
+
+
+def test_the_tokenizer_of_another_model_is_taken_as_it_is(tmp_path):
+    first = prepare(tmp_path / "one", train_file=pairs_file(tmp_path, TEXT))
+    other = pairs_file(tmp_path, ["house house", "stone stone"])
+    second = prepare(tmp_path / "two", tokenizer_name=str(tmp_path / "one/prepared/tokenizer"), train_file=other)
+    assert second.tokenizer.get_vocab() == first.tokenizer.get_vocab()
+
+
+def test_mistakes_in_tokenizer_options_are_one_line(tmp_path):
+    train = pairs_file(tmp_path, TEXT)
+    fails("tokenizer_type='bpee' is not one of bpe, unigram", tmp_path, train_file=train, tokenizer_type="bpee")
+    fails("normalization='nfx' is not one of nfc, nfkc, none", tmp_path, train_file=train, normalization="nfx")
+    missing = str(tmp_path / "missing")
+    fails(f"model_name_or_path {missing}: .", tmp_path, train_file=train, tokenizer_name=missing)
+
+
+@pytest.mark.parametrize("tokenizer_type", ["bpe", "unigram", "byte-level", "word-level"])
+def test_a_joint_tokenizer_loads_without_our_code_and_fits_the_configuration(tmp_path, tokenizer_type):
+    prepared = prepare(tmp_path, train_file=pairs_file(tmp_path, TEXT), tokenizer_type=tokenizer_type, vocab_size=300)
+    folder = tmp_path / "prepared" / "tokenizer"
+    plain = AutoTokenizer.from_pretrained(folder)
+    assert type(plain).__module__.startswith("transformers.")
+    assert plain(TEXT)["input_ids"] == prepared.train["input_ids"][:] == load_tokenizer(folder)(TEXT)["input_ids"]
+    config = VanillaTransformerConfig.preset("test", vocab_size=len(plain))
+    for role in ("unk", "pad", "bos", "eos"):
+        assert getattr(plain, f"{role}_token_id") == getattr(config, f"{role}_token_id")
+    assert max(map(max, prepared.train["input_ids"])) < config.vocab_size
+    assert np.mean([len(ids) for ids in prepared.train["input_ids"]]) > 2

@@ -1,0 +1,87 @@
+"""`reporting`: test sets, protocols, records."""
+
+import gzip
+
+import pytest
+
+from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.evaluation import p1_bleu, score
+from hf_vanilla_transformer.reporting import TestSet, compare, read_hypotheses, read_test_sets, score_test_set
+
+RAW = ["Ein Mann, der schläft.", "Zwei Hunde spielen im Schnee.", "Eine Frau fährt Fahrrad.", "Das ist ein Haus."]
+TOKENS = [
+    "ein mann , der schläft .",
+    "zwei hunde spielen im schnee .",
+    "eine frau fährt fahrrad .",
+    "das ist ein haus .",
+]
+
+
+@pytest.fixture
+def multi30k(tmp_path):
+    """A Multi30k folder as upstream lays it out, of four sentences."""
+    for kind, suffix, lines in (("raw", "", RAW), ("tok", ".lc.norm.tok", TOKENS)):
+        folder = tmp_path / "multi30k" / "task1" / kind
+        folder.mkdir(parents=True)
+        for language in ("en", "de"):
+            with gzip.open(folder / f"test_2016_flickr{suffix}.{language}.gz", "wt", encoding="utf-8") as stream:
+                stream.write("".join(f"{line}\n" for line in lines))
+    return tmp_path / "multi30k"
+
+
+def read(folder, config_name=None):
+    [test_set] = read_test_sets(
+        dataset=str(folder), config_name=config_name, splits=["test_2016_flickr"], source_lang="en", target_lang="de"
+    )
+    return test_set
+
+
+def test_multi30k_brings_the_references_of_both_protocols(multi30k):
+    raw, tok = read(multi30k), read(multi30k, "tok")
+    assert (raw.form, raw.references, raw.p1_references) == ("raw", RAW, TOKENS)
+    assert (tok.form, tok.references, tok.p1_references) == ("tok", TOKENS, TOKENS)
+
+
+def test_raw_text_gets_sacrebleu_and_p1(multi30k):
+    pytest.importorskip("sacremoses")
+    hypotheses = [RAW[0], "Zwei Hunde spielen im Sand.", *RAW[2:]]
+    scores = score_test_set(read(multi30k), hypotheses, "de")
+    assert set(scores) == {"bleu", "chrf", "ter", "p1"}
+    assert scores["bleu"]["score"] == score(hypotheses, RAW)["bleu"]["score"]
+    assert scores["p1"]["score"] == p1_bleu(hypotheses, TOKENS, raw=True, language="de")["score"]
+    assert scores["p1"]["signature"].startswith("P1|")
+
+
+def test_tokenised_text_gets_p1_only(multi30k):
+    scores = score_test_set(read(multi30k, "tok"), TOKENS, "de")
+    assert set(scores) == {"p1"}
+    assert scores["p1"]["score"] == pytest.approx(100)
+
+
+def test_files_are_named_after_the_source(tmp_path):
+    for name in ("news.en.gz", "news.de.gz"):
+        with gzip.open(tmp_path / name, "wt", encoding="utf-8") as stream:
+            stream.write("one\ntwo\n")
+    files = [str(tmp_path / "news.en.gz"), str(tmp_path / "news.de.gz")]
+    [test_set] = read_test_sets(files=files, source_lang="en", target_lang="de")
+    assert (test_set.name, test_set.form, test_set.p1_references) == ("news", "raw", None)
+
+
+def test_compare_pools_test_sets_and_uses_the_same_sentences(tmp_path):
+    sets = [TestSet(name, RAW, RAW) for name in ("a", "b")]
+    for system, lines in (("good", RAW), ("bad", ["Ein Mann."] * 4)):
+        (tmp_path / system).mkdir()
+        for name in ("a", "b"):
+            (tmp_path / system / f"{name}.hyp.de").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    verdicts = compare(tmp_path / "bad", tmp_path / "good", sets, "de", samples=50)
+    assert list(verdicts) == ["a", "b", "all of them"]
+    assert all(verdict.difference > 50 for verdict in verdicts.values())
+
+
+def test_hypotheses_that_are_missing_or_of_another_test_set(tmp_path):
+    test_set = TestSet("a", RAW, RAW)
+    with pytest.raises(UserError, match=r"a\.hyp\.de: cannot be read .* evaluate that model first"):
+        read_hypotheses(tmp_path, test_set, "de")
+    (tmp_path / "a.hyp.de").write_text("one line\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"a\.hyp\.de has 1 lines, the test set 4"):
+        read_hypotheses(tmp_path, test_set, "de")
