@@ -90,9 +90,7 @@ class HubHandler(BaseHTTPRequestHandler):
         except yaml.YAMLError as error:
             return self.reply(400, {"errors": [{"message": str(error)}], "warnings": []})
         if metadata and metadata.get("license", "mit") not in LICENSES:
-            return self.reply(
-                400, {"errors": [{"message": '"license" must be one of [...]'}], "warnings": []}
-            )
+            return self.reply(400, {"errors": [{"message": '"license" must be one of [...]'}], "warnings": []})
         warnings = [] if metadata else [{"message": "empty or missing yaml metadata in repo card"}]
         return self.reply(200, {"errors": [], "warnings": warnings})
 

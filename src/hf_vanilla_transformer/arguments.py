@@ -59,7 +59,7 @@ class DataArguments:
     validation_file: list[str] = field(default_factory=list, metadata={"help": "The same for the validation set."})
     test_file: list[str] = field(
         default_factory=list,
-        metadata={"help": "The same for a test set: it is not trained on, and what it shares with training is dropped."},
+        metadata={"help": "The same for a test set: what it shares with training is dropped."},
     )
     train_split: str = field(default="train", metadata={"help": "The data set's training split."})
     validation_split: str = field(default="validation", metadata={"help": "The data set's validation split."})
@@ -115,7 +115,7 @@ class TrainingArguments(Seq2SeqTrainingArguments):
     warmup_steps: float = field(default=4000, metadata={"help": "Steps of linear warm-up; below 1, a share of all."})
     adam_beta2: float = field(default=0.98, metadata={"help": "Section 5.3."})
     adam_epsilon: float = field(default=1e-9, metadata={"help": "Section 5.3."})
-    max_grad_norm: float = field(default=0.0, metadata={"help": "Clip gradients at this norm; 0 = never, as the paper."})
+    max_grad_norm: float = field(default=0.0, metadata={"help": "Clip gradients at this norm; 0 = never."})
     label_smoothing_factor: float = field(
         default=0.1, metadata={"help": "Section 5.4. Applied inside the model, where it costs nothing."}
     )
@@ -127,7 +127,7 @@ class TrainingArguments(Seq2SeqTrainingArguments):
         metadata={"help": "Keep an exponential moving average of the weights, evaluate it and make it the result."},
     )
     early_stopping_patience: int = field(
-        default=0, metadata={"help": "Stop after so many evaluations without a better metric_for_best_model; 0 = never."}
+        default=0, metadata={"help": "Stop after so many evaluations without a better score; 0 = never."}
     )
     num_sample_translations: int = field(
         default=3, metadata={"help": "Sentences of the validation set that are shown at each evaluation."}

@@ -1,6 +1,7 @@
 """The first minute: the main job from text to a Hub folder, on the embedded corpus, offline."""
 
 import json
+import shlex
 import shutil
 import time
 from pathlib import Path
@@ -25,12 +26,12 @@ from .tokenization_vanilla_transformer import load_tokenizer
 from .training import train
 from .translation import load_model, translate
 
-SETTINGS = """
-    --source_lang en --target_lang de --tokenizer_type word-level --vocab_size 4000 --preset multi30k-tiny
-    --config_overrides encoder_layers=3,decoder_layers=3,encoder_ffn_dim=512,decoder_ffn_dim=512,dropout=0.1,norm_position=pre
+SETTINGS = shlex.split("""
+    --source_lang en --target_lang de --tokenizer_type word-level --vocab_size 4000
+    --preset multi30k-tiny --config_overrides dropout=0.1,norm_position=pre
     --max_tokens_per_batch 2048 --learning_rate 2e-3 --warmup_steps 300 --num_train_epochs 7 --logging_steps 50
     --average_checkpoints 3 --generation_max_length 64 --generation_num_beams 4 --num_sample_translations 2 --seed 1
-""".split()
+""")
 
 
 def run_demo(folder: Path, train_pairs: int = 20000, settings: list[str] = SETTINGS) -> dict[str, float]:

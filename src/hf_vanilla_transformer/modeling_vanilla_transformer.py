@@ -100,9 +100,7 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
 
     def _attention_function(self) -> Callable:
         """The backend that `config` asks for, looked up at each forward so that it can be switched at any time."""
-        return ALL_ATTENTION_FUNCTIONS.get_interface(
-            self.config._attn_implementation, scaled_dot_product_attention
-        )
+        return ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, scaled_dot_product_attention)
 
     def _token_embedding(self, vocab_size: int) -> TokenEmbedding:
         scale = self.config.d_model**0.5 if self.config.scale_embedding else 1.0
@@ -129,15 +127,11 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
 
     def _feed_forward(self, d_ff: int) -> FeedForward:
         config = self.config
-        return FeedForward(
-            config.d_model, d_ff, ACT2FN[config.activation_function], config.activation_dropout
-        )
+        return FeedForward(config.d_model, d_ff, ACT2FN[config.activation_function], config.activation_dropout)
 
     def _add_and_norm(self) -> AddAndNorm:
         config = self.config
-        return AddAndNorm(
-            config.d_model, config.dropout, config.layer_norm_eps, config.norm_position == "pre"
-        )
+        return AddAndNorm(config.d_model, config.dropout, config.layer_norm_eps, config.norm_position == "pre")
 
     def _final_norm(self) -> nn.Module:
         if self.config.norm_position == "post":
@@ -196,9 +190,7 @@ class VanillaTransformerEncoder(VanillaTransformerPreTrainedModel):
         else:
             position_ids = torch.arange(length, device=inputs_embeds.device)
         positions = self.embed_positions(position_ids, length)
-        mask = create_bidirectional_mask(
-            config=self.config, inputs_embeds=inputs_embeds, attention_mask=attention_mask
-        )
+        mask = create_bidirectional_mask(config=self.config, inputs_embeds=inputs_embeds, attention_mask=attention_mask)
         hidden_states = self.dropout((inputs_embeds + positions).to(inputs_embeds.dtype))
         return BaseModelOutput(last_hidden_state=self.stack(hidden_states, mask, self._attention_function()))
 
@@ -263,9 +255,7 @@ class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
         if use_cache and past_key_values is None:
-            past_key_values = EncoderDecoderCache(
-                DynamicCache(config=self.config), DynamicCache(config=self.config)
-            )
+            past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
         past = past_key_values.get_seq_length() if past_key_values is not None else 0
         length = inputs_embeds.shape[1]
         if attention_mask is not None and attention_mask.dim() == 2:
@@ -346,9 +336,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
             )
         elif not isinstance(encoder_outputs, BaseModelOutput):
             encoder_outputs = BaseModelOutput(
-                **dict(
-                    zip(("last_hidden_state", "hidden_states", "attentions"), encoder_outputs, strict=False)
-                )
+                **dict(zip(("last_hidden_state", "hidden_states", "attentions"), encoder_outputs, strict=False))
             )
         decoder_outputs = self.decoder(
             decoder_input_ids,
@@ -463,13 +451,9 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             model_kwargs["attention_mask"] = inputs.ne(self.config.pad_token_id).long()
         return inputs, name, model_kwargs
 
-    def _expand_inputs_for_generation(
-        self, expand_size=1, is_encoder_decoder=False, input_ids=None, **model_kwargs
-    ):
+    def _expand_inputs_for_generation(self, expand_size=1, is_encoder_decoder=False, input_ids=None, **model_kwargs):
         """Copy the decoder's side for each beam, but not the source: beams share their sentence's memory."""
-        source = {
-            key: model_kwargs.pop(key) for key in ("encoder_outputs", "attention_mask") if key in model_kwargs
-        }
+        source = {key: model_kwargs.pop(key) for key in ("encoder_outputs", "attention_mask") if key in model_kwargs}
         input_ids, model_kwargs = super()._expand_inputs_for_generation(
             expand_size=expand_size, is_encoder_decoder=False, input_ids=input_ids, **model_kwargs
         )
