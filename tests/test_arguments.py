@@ -143,6 +143,8 @@ class TestErrors:
             (NEEDED[2:], "give both languages: --source_lang and --target_lang"),
             ([*NEEDED[:2], *NEEDED[4:]], "give both languages: --source_lang and --target_lang"),
             (NEEDED[:4], "no training text: give --train_file or --dataset_name"),
+            ([*NEEDED, "--max_tokens_per_batch", "0"], r"max_tokens_per_batch=0 is below 1"),
+            ([*NEEDED, "--average_checkpoints", "-1"], r"average_checkpoints=-1 is below 0"),
             ([*NEEDED, "--ema_decay", "1"], r"ema_decay=1\.0 is not in \[0, 1\)"),
             ([*NEEDED, "--ema_decay", "-0.1"], r"ema_decay=-0\.1 is not in \[0, 1\)"),
             ([*NEEDED, "--subword_dropout", "1"], r"subword_dropout=1\.0 is not in \[0, 1\)"),

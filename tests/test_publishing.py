@@ -48,7 +48,6 @@ DATA = {
     "config.json",
     "generation_config.json",
     "model.safetensors",
-    "tokenizer.json",
     "tokenizer_config.json",
 }
 # For a process of its own: this package cannot be imported there, and memory that nobody filled is NaN.
@@ -106,7 +105,7 @@ except UserError as error:
 def make_folder(folder, run_record, evaluation_record, separate=False):
     """What a training run leaves behind, with random weights."""
     if separate:
-        files = [folder / "tokenizer.json", folder / "target_tokenizer.json"]
+        files = [folder / "source_tokenizer.json", folder / "target_tokenizer.json"]
         for file, texts, size in zip(files, (SOURCE, TARGET), (40, 50), strict=True):
             learn_backend(texts, vocab_size=size).save(str(file))
         tokenizer = SeparateVocabularyTokenizer(*map(str, files))
@@ -206,8 +205,9 @@ def exported(either_folder, tmp_path_factory):
 class TestExport:
     def test_folder_holds_what_is_needed_and_nothing_else(self, either_folder, exported):
         separate = (either_folder / "target_tokenizer.json").exists()
-        extra = TOKENIZER_CODE | {"target_tokenizer.json"} if separate else set()
-        assert {path.name for path in exported.iterdir()} == MODEL_CODE | DATA | extra
+        vocabularies = {"source_tokenizer.json", "target_tokenizer.json"} if separate else {"tokenizer.json"}
+        code = MODEL_CODE | TOKENIZER_CODE if separate else MODEL_CODE
+        assert {path.name for path in exported.iterdir()} == code | DATA | vocabularies
 
     def test_auto_map_names_all_auto_classes(self, either_folder, exported):
         modeling = "modeling_vanilla_transformer"
@@ -325,7 +325,7 @@ class TestUnpublishableFolders:
         ("kind", "name", "field"),
         [
             ("joint", "tokenizer.json", "vocab_size=60"),
-            ("separate", "tokenizer.json", r"encoder_vocab_size=\d+"),
+            ("separate", "source_tokenizer.json", r"encoder_vocab_size=\d+"),
             ("separate", "target_tokenizer.json", r"vocab_size=\d+"),
         ],
     )
@@ -372,7 +372,7 @@ class TestPublish:
     def test_everything_arrives(self, joint_folder, hub):
         assert push(joint_folder, hub, commit_message="First model") == f"{hub.endpoint}/{REPO}"
         repository = hub.repositories[REPO]
-        assert repository.files.keys() == MODEL_CODE | DATA
+        assert repository.files.keys() == MODEL_CODE | DATA | {"tokenizer.json"}
         assert repository.files["model.safetensors"][8:9] == b"{"
         assert (repository.commits, repository.private) == (["First model"], False)
 

@@ -248,8 +248,8 @@ def test_batches_have_a_new_order_in_every_epoch(tmp_path, monkeypatch):
 def test_two_launched_processes_follow_the_curve_of_one(tmp_path, launcher):
     """Two processes with one batch each see what one process sees with an accumulation of two; without dropout.
 
-    `accelerate launch --cpu` starts a single process whatever --num_processes says; with --multi_gpu it starts the
-    two that it would start on GPUs, and the training's own --use_cpu keeps them off these.
+    accelerate itself starts a single process for `--cpu`, whatever --num_processes says; `scripts/train.py` starts
+    the others.
     """
     text = corpus(tmp_path)
     options = {**text, "config_overrides": "dropout=0", "max_tokens_per_batch": 60, "max_steps": 12, **STEPS}
@@ -261,7 +261,7 @@ def test_two_launched_processes_follow_the_curve_of_one(tmp_path, launcher):
     environment["PYTHONPATH"] = os.pathsep.join([str(PACKAGE), os.environ.get("PYTHONPATH", "")])
     port = str(free_port())
     commands = {
-        "accelerate": ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"],
+        "accelerate": ["accelerate.commands.launch", "--num_processes", "2", "--cpu", "--num_machines", "1"],
         "torchrun": ["torch.distributed.run", "--nproc_per_node", "2", "--master_port", port],
     }
     commands["accelerate"] += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", port]

@@ -222,6 +222,10 @@ class TestFit:
             with pytest.raises(UserError, match=rf"{sizes[name]} tokens, but {name}=50"):
                 require_fit(tokenizer, config)
 
+    def test_two_vocabularies_for_a_model_of_one(self, tmp_path):
+        with pytest.raises(UserError, match="it has two vocabularies, the model one"):
+            require_fit(separate(tmp_path), VanillaTransformerConfig())
+
     @pytest.mark.parametrize("role", ["unk", "pad", "bos", "eos"])
     def test_other_special_tokens(self, role):
         config = VanillaTransformerConfig(**{f"{role}_token_id": 77})
@@ -343,12 +347,22 @@ class TestSeparateVocabularies:
             assert ids[-1] == 3
             assert not {1, 2, 3} & set(ids[:-1])
 
+    def test_an_added_token_is_the_sources(self, tmp_path):
+        tokenizer = separate(tmp_path)
+        size, target_size = len(tokenizer), tokenizer.target_vocab_size
+        tokenizer.add_tokens(["ʬ"])
+        tokenizer.save_pretrained(tmp_path / "added")
+        for either in (tokenizer, load_tokenizer(tmp_path / "added")):
+            assert size in either("A ʬ").input_ids
+            assert size in either("A ʬ", text_target="Ein").input_ids
+            assert (len(either), either.target_vocab_size) == (size + 1, target_size)
+
     def test_saved_files(self, tokenizer, backends, tmp_path):
         files = tokenizer.save_pretrained(tmp_path / "files")
-        names = ["target_tokenizer.json", "tokenizer.json", "tokenizer_config.json"]
+        names = ["source_tokenizer.json", "target_tokenizer.json", "tokenizer_config.json"]
         assert sorted(path.name for path in (tmp_path / "files").iterdir()) == names
         assert sorted(os.path.basename(file) for file in files) == names
-        for backend, name in zip(backends, ("tokenizer.json", "target_tokenizer.json"), strict=True):
+        for backend, name in zip(backends, names, strict=False):
             saved = json.loads((tmp_path / "files" / name).read_text(encoding="utf-8"))
             assert saved["model"] == json.loads(backend.to_str())["model"]
         assert str(tmp_path) not in (tmp_path / "files" / "tokenizer_config.json").read_text()

@@ -186,6 +186,9 @@ def _check(model: ModelArguments, data: DataArguments, tokenizer: TokenizerArgum
         if value not in allowed:
             raise UserError(f"{name}={value!r} is not one of {', '.join(allowed)}")
     parse_overrides(model.config_overrides)
+    for name, lowest in (("max_tokens_per_batch", 1), ("average_checkpoints", 0), ("early_stopping_patience", 0)):
+        if getattr(training, name) < lowest:
+            raise UserError(f"{name}={getattr(training, name)} is below {lowest}")
     if not 0 <= training.ema_decay < 1:
         raise UserError(f"ema_decay={training.ema_decay} is not in [0, 1)")
     if not 0 <= tokenizer.subword_dropout < 1:

@@ -5,6 +5,7 @@ What a command needs is imported when it runs, so that `--help` answers at once.
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +24,9 @@ def _train(argv: Sequence[str]) -> None:
         results = score(hypotheses, references, metrics=("bleu", "chrf"))
         return {name: result["score"] for name, result in results.items()}
 
-    print(f"the model is in {train(parse_arguments(argv), validation_scores)}")
+    folder = train(parse_arguments(argv), validation_scores)
+    if os.environ.get("RANK", "0") == "0":
+        print(f"the model is in {folder}")
 
 
 def _model_parser(command: str, description: str) -> argparse.ArgumentParser:

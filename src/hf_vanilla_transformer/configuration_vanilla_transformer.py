@@ -94,7 +94,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
     """
 
     model_type = "vanilla_transformer"
-    keys_to_ignore_at_inference = ("past_key_values",)
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012 (the Trainer adds to a list)
     attribute_map = {  # noqa: RUF012
         "hidden_size": "d_model",
         "num_hidden_layers": "encoder_layers",

@@ -30,7 +30,8 @@ SETTINGS = shlex.split("""
     --source_lang en --target_lang de --tokenizer_type word-level --vocab_size 4000
     --preset multi30k-tiny --config_overrides dropout=0.1,norm_position=pre
     --max_tokens_per_batch 2048 --learning_rate 2e-3 --warmup_steps 300 --num_train_epochs 7 --logging_steps 50
-    --average_checkpoints 3 --generation_max_length 64 --generation_num_beams 4 --num_sample_translations 2 --seed 1
+    --average_checkpoints 3 --max_source_length 64 --max_target_length 64
+    --generation_max_length 64 --generation_num_beams 4 --num_sample_translations 2 --seed 1
 """)
 
 

@@ -110,7 +110,7 @@ def plot_learning_curve(log_history: Sequence[dict[str, float]], path: Path) -> 
     axes.set_xlabel("optimiser step")
     axes.set_ylabel("nats per target token")
     axes.grid(alpha=0.3)
-    axes.legend(loc="upper center")
+    axes.legend(loc="center right")
     bleu = [(entry["step"], entry["eval_bleu"]) for entry in log_history if "eval_bleu" in entry]
     if bleu:
         right = axes.twinx()

@@ -122,10 +122,9 @@ def _check_folder(folder: Path) -> None:
             f"{folder / 'config.json'}: model_type is {config.get('model_type')!r}, "
             f"not {VanillaTransformerConfig.model_type!r}: only models of this package can be published"
         )
-    files = ["generation_config.json", "tokenizer.json", "tokenizer_config.json"]
-    if config.get("encoder_vocab_size") is not None:
-        files.append("target_tokenizer.json")
-    for name in files:
+    joint = config.get("encoder_vocab_size") is None
+    tokenizers = ["tokenizer.json"] if joint else ["source_tokenizer.json", "target_tokenizer.json"]
+    for name in ["generation_config.json", "tokenizer_config.json", *tokenizers]:
         _read_json(folder / name)
     if not list(folder.glob("model*.safetensors")):
         raise UserError(f"{folder / 'model.safetensors'}: is missing: name the output folder of a training run")

@@ -113,17 +113,18 @@ class SeparateVocabularyTokenizer(PreTrainedTokenizerFast):
     """A source vocabulary for `tokenizer(text)` and a target vocabulary for `tokenizer(text_target=...)` and decoding.
 
     Args:
-        tokenizer_file: the source vocabulary, a `tokenizers` file.
+        source_tokenizer_file: the source vocabulary, a `tokenizers` file.
         target_tokenizer_file: the target vocabulary.
     """
 
     vocab_files_names = {  # noqa: RUF012
-        "tokenizer_file": "tokenizer.json",
+        # not tokenizer.json: transformers without this class would take it for both languages
+        "source_tokenizer_file": "source_tokenizer.json",
         "target_tokenizer_file": "target_tokenizer.json",
     }
 
-    def __init__(self, tokenizer_file: str, target_tokenizer_file: str, **kwargs):
-        self._source = Tokenizer.from_file(tokenizer_file)
+    def __init__(self, source_tokenizer_file: str, target_tokenizer_file: str, **kwargs):
+        self._source = Tokenizer.from_file(source_tokenizer_file)
         self._target = Tokenizer.from_file(target_tokenizer_file)
         kwargs.pop("tokenizer_object", None)
         super().__init__(tokenizer_object=self._source, **{**SETTINGS, **kwargs})
@@ -167,7 +168,7 @@ class SeparateVocabularyTokenizer(PreTrainedTokenizerFast):
 
     def _save_pretrained(self, save_directory, file_names, legacy_format=None, filename_prefix=None):
         prefix = f"{filename_prefix}-" if filename_prefix else ""
-        for backend, name in ((self._source, "tokenizer.json"), (self._target, "target_tokenizer.json")):
+        for backend, name in ((self._source, "source_tokenizer.json"), (self._target, "target_tokenizer.json")):
             path = os.path.join(save_directory, prefix + name)
             backend.save(path)
             file_names += (path,)
@@ -185,11 +186,13 @@ def require_fit(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) ->
     """Check that a tokenizer and a model belong together.
 
     Raises:
-        UserError: more tokens than embeddings, or other special tokens.
+        UserError: more tokens than embeddings, two vocabularies for a model of one, or other special tokens.
     """
-    target_size = getattr(tokenizer, "target_vocab_size", len(tokenizer))
-    sizes = {"vocab_size": target_size}
-    if getattr(config, "encoder_vocab_size", None) is not None:
+    joint = getattr(config, "encoder_vocab_size", None) is None
+    if joint and isinstance(tokenizer, SeparateVocabularyTokenizer):
+        raise UserError("the tokenizer does not fit the model: it has two vocabularies, the model one")
+    sizes = {"vocab_size": getattr(tokenizer, "target_vocab_size", len(tokenizer))}
+    if not joint:
         sizes["encoder_vocab_size"] = len(tokenizer)
     for name, size in sizes.items():
         if size > getattr(config, name):
