@@ -51,7 +51,7 @@ def marian_like(config: VanillaTransformerConfig) -> MarianMTModel:
 def main(argv: list[str]) -> None:
     model_args, data, tokenizer_options, ours = parse_arguments(argv)
     output = Path(ours.output_dir)
-    started = time.time()
+    started, origin = time.time(), provenance()
     prepare_corpus(data, tokenizer_options, output / "prepared")
     corpus = PreparedCorpus.load(output / "prepared")
     config = VanillaTransformerConfig.preset(
@@ -88,7 +88,7 @@ def main(argv: list[str]) -> None:
     trainer.train(resume_from_checkpoint=ours.resume_from_checkpoint)
     trainer.save_model()
     record = {
-        **provenance(),
+        **origin,
         "seed": ours.seed,
         "source_lang": data.source_lang,
         "target_lang": data.target_lang,

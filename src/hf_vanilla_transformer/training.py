@@ -227,7 +227,7 @@ def train(arguments: Arguments, score: Scorer | None = None) -> Path:
     Raises:
         UserError: anything about the input that the person who started this can mend.
     """
-    started = time.time()
+    started, origin = time.time(), provenance()  # now: the source tree may change while this runs
     model_args, data, tokenizer_options, args = arguments
     recipe = _recipe(arguments)
     checkpoint = _checkpoint_to_resume(args)
@@ -261,7 +261,7 @@ def train(arguments: Arguments, score: Scorer | None = None) -> Path:
         trainer.save_model()
     if args.process_index == 0:
         record = {
-            **provenance(),
+            **origin,
             "seed": args.seed,
             "source_lang": data.source_lang,
             "target_lang": data.target_lang,
