@@ -1,6 +1,6 @@
 # make demo  the main job in minutes, offline: corpus, training, scores, pictures, a folder for the Hub
 # make test  the test suite
-# Both set up what they need in .venv; all that they ask for is Python 3.10 or newer.
+# Both set up what they need in .venv; all that they ask for is Python 3.11 or newer.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -25,7 +25,7 @@ format: .venv/installed
 	$(BIN)/ruff format .
 
 .venv/installed: pyproject.toml .ci/constraints.txt
-	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 10) and 'Python 3.10 or newer is needed: make PYTHON=...')"
+	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'Python 3.11 or newer is needed: make PYTHON=...')"
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint .ci/constraints.txt --editable ".[dev]"
 	touch $@

@@ -3,6 +3,9 @@
 import os
 from pathlib import Path
 
+# Before torch is imported: the models are so small that a second thread would only wait for the first.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 import torch
 

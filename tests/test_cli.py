@@ -118,7 +118,9 @@ def test_committed_records_quote_no_sentence_and_name_no_folder_of_this_machine(
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["translate", "{nowhere}", "hello"], "nowhere: no model to load"),
+        (["translate", "{nowhere}", "hello"], "nowhere: no such folder"),
+        (["translate", "{folder}", "{two}"], "two.txt is a file: translate it with --input"),
+        (["evaluate", "{folder}", "--test_file", "{two}", "{two}", "--against", "{bare}"], "evaluate that model first"),
         (["translate", "{folder}", "--input", "{nowhere}"], "nowhere: cannot be read (No such file or directory)"),
         (["translate", "{folder}", "--input", "{latin1}"], "latin1.txt:2: not valid UTF-8: save the text as UTF-8"),
         (["translate", "{folder}", "fine", "dog " * 99], "tokens, but the model reads at most 64"),

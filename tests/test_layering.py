@@ -28,7 +28,7 @@ LEVELS = [
     {"layers"},
     {"transformer"},
     {"modeling_vanilla_transformer"},
-    {"corpus", "embedded_corpus", "batching", "averaging"},
+    {"corpus", "embedded_corpus", "batching", "averaging", "checkpoints"},
     {"arguments", "preparation", "training"},
     {"translation", "evaluation", "card"},
     {"inspection", "interchange", "publishing", "reporting"},

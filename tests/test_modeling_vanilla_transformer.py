@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 from transformers import GenerationConfig, GenerationMixin
+from transformers.cache_utils import EncoderDecoderCache, StaticCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from hf_vanilla_transformer import (
@@ -402,6 +403,27 @@ class TestGeneration:
         expected = self.greedy_by_hand(model, SOURCE, 12)
         output = model.generate(SOURCE, max_length=12, cache_implementation="static")
         assert output.tolist() == expected.tolist()
+
+    def test_a_compiled_step_with_a_static_cache(self):
+        """One graph, whatever the position, as `_can_compile_fullgraph` promises."""
+        model = random_model()
+        memory = model.get_encoder()(SOURCE)
+        steps = torch.tensor([[2, 7, 8, 9]] * len(SOURCE))
+        expected = model(encoder_outputs=memory, attention_mask=SOURCE.ne(PAD).long(), decoder_input_ids=steps).logits
+
+        def cache():
+            pair = (StaticCache(config=model.config, max_cache_len=size) for size in (12, SOURCE.shape[1]))
+            return EncoderDecoderCache(*pair)
+
+        torch._dynamo.reset()
+        step = torch.compile(model, fullgraph=True, backend="eager")
+        with torch.no_grad():
+            past = cache()
+            options = {"encoder_outputs": memory, "attention_mask": SOURCE.ne(PAD).long(), "past_key_values": past}
+            model(decoder_input_ids=steps[:, :1], **options)  # the first step fills the cross-attention cache
+            for position in range(1, 4):
+                logits = step(decoder_input_ids=steps[:, position : position + 1], **options).logits
+                assert torch.allclose(logits[:, 0], expected[:, position], atol=1e-5)
 
     @pytest.mark.parametrize("num_beams", [1, 4])
     def test_padding_of_the_source(self, num_beams):

@@ -1,6 +1,7 @@
 """From text to token ids on disk: what is kept, what is reported, and that nothing old is used again."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -248,3 +249,11 @@ def test_a_joint_tokenizer_loads_without_our_code_and_fits_the_configuration(tmp
         assert getattr(plain, f"{role}_token_id") == getattr(config, f"{role}_token_id")
     assert max(map(max, prepared.train["input_ids"])) < config.vocab_size
     assert np.mean([len(ids) for ids in prepared.train["input_ids"]]) > 2
+
+
+def test_a_line_that_is_missing_at_the_end_of_a_long_file_is_one_line(tmp_path):
+    """The count is known only at the end, deep inside the library that writes the Arrow file."""
+    source, target = pairs_file(tmp_path, sentences(300) * 4)
+    lines = Path(target).read_text(encoding="utf-8").splitlines(keepends=True)
+    Path(target).write_text("".join(lines[:-1]), encoding="utf-8")
+    fails(r"has 1200 lines but .* has 1199", tmp_path, train_file=[source, target])

@@ -24,9 +24,10 @@ from hf_vanilla_transformer import training
 from hf_vanilla_transformer.arguments import parse_arguments
 from hf_vanilla_transformer.averaging import ExponentialMovingAverage
 from hf_vanilla_transformer.batching import EpochLoader
+from hf_vanilla_transformer.checkpoints import complete_checkpoints
 from hf_vanilla_transformer.cli import main
 from hf_vanilla_transformer.errors import UserError
-from hf_vanilla_transformer.training import VanillaTransformerTrainer, complete_checkpoints, train
+from hf_vanilla_transformer.training import VanillaTransformerTrainer, train
 from word_reversal import corpus, exact_matches, flags
 
 PACKAGE = Path(training.__file__).parents[1]

@@ -867,7 +867,7 @@ def recipe(folder, text):
 MISTAKES = {
     "line counts": ({"short": True}, "train.en has 60 lines but .*train.xx has 59"),
     "missing file": ({"train_file": ["missing.en", "missing.xx"]}, "missing.en: no such file"),
-    "no text": ({"train_file": None}, "no training text: give --train_file or --dataset_name"),
+    "no text": ({"train_file": None}, "the training text: give either --train_file or --dataset_name"),
     "no language": ({"target_lang": None}, "give both languages"),
     "heads": (
         {"config_overrides": "encoder_attention_heads=5"},
@@ -881,8 +881,11 @@ MISTAKES = {
     "small vocabulary": ({"config_overrides": "vocab_size=10"}, "does not fit the model: .* tokens, but vocab_size=10"),
     "preset": ({"preset": "huge"}, "preset='huge' is not one of paper-base"),
     "attention": ({"attn_implementation": "fast"}, 'attn_implementation="fast"'),
-    "too long": ({"max_source_length": 65}, "sentences of up to 65 tokens .* max_position_embeddings=64"),
-    "too long target": ({"max_target_length": 99}, "sentences of up to 99 tokens"),
+    "too long": (
+        {"max_source_length": 65},
+        "does not fit in max_position_embeddings=64: give --max_source_length 64",
+    ),
+    "too long target": ({"max_target_length": 99}, "max_target_length=99 does not fit"),
     "tokenizer": ({"tokenizer_type": "bpee"}, "tokenizer_type='bpee' is not one of bpe"),
     "dropout type": ({"tokenizer_type": "unigram", "subword_dropout": 0.1}, "needs a bpe or byte-level tokenizer"),
     "dropout range": ({"subword_dropout": 1}, r"subword_dropout=1.0 is not in \[0, 1\)"),
@@ -978,3 +981,49 @@ def test_another_run_is_never_written_over(tmp_path):
         (folder / "out").mkdir(parents=True)
         (folder / "out" / marker).touch()
         fails(rf"holds another run \({marker}\)", folder, max_steps=1)
+
+
+def test_learned_positions_bound_what_is_generated(tmp_path):
+    """The evaluation writes as far as positions go, and so does the saved generation_config."""
+    output = run(tmp_path, config_overrides="position_embedding_type=learned", max_steps=2, eval_strategy="steps",
+                 eval_steps=1, generation_max_length=500)  # fmt: skip
+    model = AutoModelForSeq2SeqLM.from_pretrained(output)
+    assert model.generation_config.max_length == model.config.max_position_embeddings
+
+
+def test_scores_of_replaced_weights_are_removed(tmp_path):
+    output = run(tmp_path, max_steps=4, save_strategy="steps", save_steps=2)
+    (output / "evaluation.json").write_text("{}")
+    train(parse_arguments(flags(output, **corpus(tmp_path), max_steps=6, resume_from_checkpoint="true")), None)
+    assert not (output / "evaluation.json").exists()
+
+
+def test_resuming_with_another_tokenizer_is_refused(tmp_path):
+    output = run(tmp_path, max_steps=4, save_strategy="steps", save_steps=2)
+    other = {**corpus(tmp_path), "lowercase": True, "normalization": "nfkc", "max_steps": 6}
+    with pytest.raises(UserError, match=r"the text or the tokenizer is not that of .*checkpoint-4: resume with"):
+        train(parse_arguments(flags(output, **other, resume_from_checkpoint="true")), None)
+
+
+def test_the_recorded_recipe_holds_what_was_asked_for_and_nothing_else(tmp_path):
+    asked = record_of(run(tmp_path, max_steps=2))["recipe"]
+    assert not {"greater_is_better", "do_eval", "save_total_limit", "output_dir"} & asked.keys()
+    assert asked["max_steps"] == 2
+
+
+def test_a_warm_up_that_never_ends_is_announced(tmp_path, capsys):
+    run(tmp_path, max_steps=2, warmup_steps=50)
+    printed = capsys.readouterr().out
+    assert "2 steps" in printed
+    assert "warning: the warm-up never ends" in printed
+
+
+def test_the_floor_trains_on_the_same_recipe(tmp_path):
+    """`scripts/train_marian.py`: one step of the stock model and Trainer, loadable and recorded."""
+    script = Path(__file__).resolve().parents[1] / "scripts" / "train_marian.py"
+    command = [sys.executable, str(script), *flags(tmp_path / "marian", **corpus(tmp_path), num_train_epochs=1)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "marian")
+    assert model.config.model_type == "marian"
+    assert record_of(tmp_path / "marian")["training"]["epochs"] == 1

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration, translation
+from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.tokenization_vanilla_transformer import joint_tokenizer, learn_backend
 from hf_vanilla_transformer.translation import load_model, score_pairs, translate, translate_nbest
@@ -22,10 +22,9 @@ def tokenizer():
 @pytest.fixture(scope="module")
 def model(tokenizer):
     torch.manual_seed(1)
-    # Learned positions end at 64, and so does every output: without that, the room for a sentence that the random
-    # model never ends would be that of the longest source in its batch.
-    config = VanillaTransformerConfig.preset("test", vocab_size=len(tokenizer), position_embedding_type="learned")
+    config = VanillaTransformerConfig.preset("test", vocab_size=len(tokenizer))
     model = VanillaTransformerForConditionalGeneration(config).eval()
+    model.generation_config.max_length = 64
     with torch.no_grad():  # a random model says the same to everything, unless it listens to the source loudly
         for layer in model.model.decoder.stack.layers:
             layer.encoder_attn.out_proj.weight.mul_(8)
@@ -34,19 +33,14 @@ def model(tokenizer):
 
 def alone(model, tokenizer, sentence, **options):
     """One sentence through plain `generate()`."""
-    written = model.generate(**tokenizer([sentence], return_tensors="pt"), max_length=64, **options)
+    written = model.generate(**tokenizer([sentence], return_tensors="pt"), **{"max_length": 64, **options})
     return tokenizer.decode(written[0], skip_special_tokens=True)
-
-
-@pytest.fixture(autouse=True)
-def room_to_the_end(monkeypatch):
-    monkeypatch.setattr(translation, "EXTRA_LENGTH", 64)
 
 
 @pytest.mark.parametrize("beams", [1, 3])
 def test_each_sentence_is_translated_as_if_alone_and_in_its_place(model, tokenizer, beams):
     sentences = [TEXT[1], TEXT[0], TEXT[3], TEXT[2]]
-    expected = [alone(model, tokenizer, sentence, num_beams=beams, early_stopping=beams > 1) for sentence in sentences]
+    expected = [alone(model, tokenizer, sentence, num_beams=beams) for sentence in sentences]
     assert len(set(expected)) > 1, "the model must tell sentences apart, or the order is not tested"
     for budget in (20, 10_000):
         assert translate(model, tokenizer, sentences, num_beams=beams, max_tokens_per_batch=budget) == expected
@@ -55,8 +49,17 @@ def test_each_sentence_is_translated_as_if_alone_and_in_its_place(model, tokeniz
 def test_an_empty_line_stays_empty_in_its_place(model, tokenizer):
     translations = translate(model, tokenizer, ["", TEXT[0], "   ", TEXT[1]], num_beams=1)
     assert translations[0] == translations[2] == ""
-    assert translations[1] and translations[3]
+    expected = [alone(model, tokenizer, text, num_beams=1) for text in (TEXT[0], TEXT[1])]
+    assert [translations[1], translations[3]] == expected
+    assert any(expected)
     assert translate(model, tokenizer, []) == []
+
+
+def test_without_a_maximum_the_papers_holds(model, tokenizer, monkeypatch):
+    monkeypatch.setattr(model.generation_config, "max_length", None)
+    source = tokenizer(TEXT[2])["input_ids"]
+    [text] = translate(model, tokenizer, [TEXT[2]], num_beams=1)
+    assert text == alone(model, tokenizer, TEXT[2], num_beams=1, max_length=len(source) + 50)
 
 
 def test_nbest_is_ranked_and_its_first_is_the_translation(model, tokenizer):
@@ -116,7 +119,7 @@ def test_what_cannot_be_scored(model, tokenizer):
 
 
 def test_load_model_names_what_is_wrong(tmp_path, model, tokenizer):
-    with pytest.raises(UserError, match="nowhere: no model to load"):
+    with pytest.raises(UserError, match="nowhere: no such folder"):
         load_model(str(tmp_path / "nowhere"))
     model.save_pretrained(tmp_path)
     other = joint_tokenizer(learn_backend([f"{text} and {n}" for n, text in enumerate(TEXT)], vocab_size=90))

@@ -153,7 +153,7 @@ CLASSES = (ModelArguments, DataArguments, TokenizerArguments, TrainingArguments)
 
 
 def parse_arguments(argv: Sequence[str]) -> Arguments:
-    """Parse flags, after an optional YAML recipe as the first word; flags win over the recipe.
+    """Parse flags and at most one YAML recipe, which stands before them; flags win over the recipe.
 
     Raises:
         UserError: a recipe that is missing, unreadable or has an unknown key; values that contradict each other.
@@ -166,18 +166,21 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
             argv[place] = "--resume_from_checkpoint=true"  # the newest; transformers wants a value
     parser = HfArgumentParser(CLASSES, prog="vanilla-transformer train", allow_abbrev=False)
     try:
-        arguments = parser.parse_args_into_dataclasses(argv)
-    except ValueError as error:  # transformers checks flags against each other, and flags that it does not know
+        *arguments, unknown = parser.parse_args_into_dataclasses(argv, return_remaining_strings=True)
+    except ValueError as error:  # transformers checks flags against each other
         raise UserError(" ".join(str(error).split())) from error
+    if unknown:
+        known = [option.name for group in CLASSES for option in fields(group)]
+        hint = _hint(unknown[0].lstrip("-"), known, "see vanilla-transformer train --help")
+        raise UserError(f"unknown word {unknown[0]!r}: {hint}")
     _check(*arguments)
-    return arguments
+    return tuple(arguments)
 
 
 def _check(model: ModelArguments, data: DataArguments, tokenizer: TokenizerArguments, training: TrainingArguments):
     if not data.source_lang or not data.target_lang:
         raise UserError("give both languages: --source_lang and --target_lang")
-    if not data.train_file and not data.dataset_name:
-        raise UserError("no training text: give --train_file or --dataset_name")
+    _check_data(data, training)
     for name, value, allowed in (
         ("preset", model.preset, PRESETS),
         ("tokenizer_type", tokenizer.tokenizer_type, TOKENIZER_TYPES),
@@ -195,6 +198,16 @@ def _check(model: ModelArguments, data: DataArguments, tokenizer: TokenizerArgum
         raise UserError(f"subword_dropout={tokenizer.subword_dropout} is not in [0, 1)")
     if tokenizer.subword_dropout and tokenizer.tokenizer_type not in ("bpe", "byte-level"):
         raise UserError(f"subword_dropout needs a bpe or byte-level tokenizer, not {tokenizer.tokenizer_type}")
+
+
+def _check_data(data: DataArguments, training: TrainingArguments):
+    if bool(data.train_file) == bool(data.dataset_name):
+        raise UserError("the training text: give either --train_file or --dataset_name")
+    has_validation = data.validation_file or (data.dataset_name and data.validation_split)
+    if not has_validation and (training.early_stopping_patience or training.load_best_model_at_end):
+        raise UserError("early stopping needs a validation set: give --validation_file")
+    if training.per_device_train_batch_size != TrainingArguments.per_device_train_batch_size:
+        raise UserError("per_device_train_batch_size has no effect: batches are made by --max_tokens_per_batch")
 
 
 def read_recipe(path: Path) -> dict[str, Any]:

@@ -96,6 +96,8 @@ def _translate(argv: Sequence[str]) -> None:
     parser.add_argument("--nbest", type=int, help="write so many translations: line number, score, text, tab-separated")
     _add_search_options(parser)
     options = parser.parse_args(argv)
+    if len(options.sentences) == 1 and Path(options.sentences[0]).is_file():
+        raise UserError(f"{options.sentences[0]} is a file: translate it with --input {options.sentences[0]}")
     sentences = options.sentences or _read_lines(options.input)
     model, tokenizer = _load(options)
     results = translate_nbest(
@@ -124,7 +126,7 @@ def _score(argv: Sequence[str]) -> None:
 
     from .translation import score_pairs
 
-    parser = _model_parser("score", "Log-probability of given translations: one number per line, natural logarithm.")
+    parser = _model_parser("score", "A line for each pair: natural log-probability of the translation, its tokens.")
     parser.add_argument("source", help="text file, one sentence per line")
     parser.add_argument("target", help="text file, the translations")
     parser.add_argument("--output", help="a text file; by default standard output")
@@ -146,7 +148,7 @@ def _score(argv: Sequence[str]) -> None:
 
 
 def _evaluate(argv: Sequence[str]) -> None:
-    from .reporting import compare, evaluate_model, read_test_sets
+    from .reporting import compare, evaluate_model, read_hypotheses, read_test_sets
 
     parser = _model_parser("evaluate", "Translate test sets; BLEU, chrF, TER with signatures, P1 for Multi30k.")
     parser.add_argument("--test_file", nargs="+", default=[], help="two aligned text files, or one table")
@@ -174,6 +176,8 @@ def _evaluate(argv: Sequence[str]) -> None:
     results = Path(options.results) if options.results else None
     if results is None and not folder.is_dir():
         raise UserError(f"{options.model} is not a folder: say with --results where the hypotheses go")
+    for test_set in test_sets if options.against else []:
+        read_hypotheses(Path(options.against), test_set, target_lang)  # or else it would fail after the translating
     model, tokenizer = _load(options)
     record = evaluate_model(
         model,
@@ -196,8 +200,13 @@ def _evaluate(argv: Sequence[str]) -> None:
 
 def _languages(folder: Path, options: argparse.Namespace) -> tuple[str, str]:
     """Source and target language: from the flags, else from the record of the training."""
-    record = folder / "run.json"
-    trained = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {}
+    from .provenance import RUN_RECORD
+
+    record = folder / RUN_RECORD
+    try:
+        trained = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {}
+    except ValueError as error:
+        raise UserError(f"{record}: is not valid JSON ({error}): restore the file or train again") from error
     found = [getattr(options, key) or trained.get(key) for key in ("source_lang", "target_lang")]
     if None in found:
         raise UserError(f"{folder} has no run.json that names its languages: give --source_lang and --target_lang")

@@ -514,7 +514,7 @@ def clean_pairs(
     """Pass on the pairs that are fit for use, in order, and enter every pair into `report`.
 
     A pair is dropped for the first of `REASONS` that fits; of equal pairs the first one stays. What is
-    remembered of each pair is eight bytes, not its text.
+    remembered of each pair is a hash, not its text.
     """
     seen: set[int] = set()
     for pair in pairs:

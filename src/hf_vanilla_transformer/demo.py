@@ -20,6 +20,7 @@ from .inspection import (
     plot_positions,
     without,
 )
+from .provenance import RUN_RECORD
 from .publishing import export_folder
 from .reporting import evaluate_model, read_test_sets
 from .tokenization_vanilla_transformer import load_tokenizer
@@ -103,16 +104,16 @@ def _say(title: str) -> None:
 
 
 def _score_without(part: str, model, tokenizer, corpus: EmbeddedCorpus) -> float:
-    """BLEU of greedy translations with one part switched off."""
+    """BLEU with one part switched off."""
     sources, references = zip(*corpus.test, strict=True)
     with without(model, part):
-        hypotheses = translate(model, tokenizer, sources, num_beams=1)
+        hypotheses = translate(model, tokenizer, sources)
     return score(hypotheses, list(references), ("bleu",))["bleu"]["score"]
 
 
 def _draw(model, tokenizer, trained: Path, folder: Path) -> list[Path]:
     folder.mkdir(parents=True)
-    curve = json.loads((trained / "run.json").read_text(encoding="utf-8"))["curve"]
+    curve = json.loads((trained / RUN_RECORD).read_text(encoding="utf-8"))["curve"]
     plot_learning_curve(curve, folder / "learning_curve.png")
     plot_learning_rate(curve, folder / "learning_rate.png")
     plot_positions(folder / "positions.png")

@@ -262,7 +262,9 @@ class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
             position_ids = positions_of(attention_mask)[:, -length:]
         else:
             position_ids = torch.arange(length, device=inputs_embeds.device) + past
-        positions = self.embed_positions(position_ids, past + length)
+        # a static cache counts in a tensor, which must not be looked at while the graph is compiled
+        total = past + length if isinstance(past, int) else past_key_values.get_max_length()
+        positions = self.embed_positions(position_ids, total)
         mask = create_causal_mask(
             config=self.config,
             inputs_embeds=inputs_embeds,

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from datasets import Dataset, disable_progress_bars, load_from_disk
+from datasets.exceptions import DatasetGenerationError
 from transformers import PreTrainedTokenizerBase
 
 from .arguments import DataArguments, TokenizerArguments
@@ -116,7 +117,11 @@ def _validation_pairs(data: DataArguments) -> list[Pair]:
     """The validation set, longest pairs first so that an evaluation pads little; empty where there is none."""
     if not data.validation_file and (data.train_file or not data.validation_split):
         return []
-    pairs = list(islice(_read(data, data.validation_file, data.validation_split), data.max_eval_samples))
+    try:
+        pairs = list(islice(_read(data, data.validation_file, data.validation_split), data.max_eval_samples))
+    except UserError as error:
+        hint = "" if data.validation_file else '; --validation_split "" trains without validation'
+        raise UserError(f"validation set: {error}{hint}") from error
     for pair in pairs:
         if not pair.source or not pair.target:
             raise UserError(f"validation set, line {pair.line}: one side is empty; every line needs both")
@@ -148,7 +153,12 @@ def _as_dataset(pairs: Iterator[Pair], cache: Path) -> Dataset:
         for pair in pairs:
             yield pair._asdict()
 
-    return Dataset.from_generator(rows, cache_dir=str(cache), fingerprint="text")
+    try:
+        return Dataset.from_generator(rows, cache_dir=str(cache), fingerprint="text")
+    except DatasetGenerationError as error:
+        if isinstance(error.__cause__, UserError):
+            raise error.__cause__ from None
+        raise
 
 
 def _warn_of_swapped_sides(data: DataArguments, report: CorpusReport, texts: Dataset, validation: list[Pair]) -> None:

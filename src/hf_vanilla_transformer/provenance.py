@@ -5,11 +5,13 @@ import platform
 import subprocess
 import sys
 from collections.abc import Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+RUN_RECORD = "run.json"  # in a model's folder: how it was trained
+EVALUATION_RECORD = "evaluation.json"  # in a model's folder: how it scores
 PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "accelerate", "evaluate", "safetensors", "sacrebleu")
 
 
@@ -18,7 +20,7 @@ def provenance() -> dict[str, Any]:
     return {
         "command": [*_program(), *without_folders(sys.argv[1:])],
         "commit": _commit(),
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
         "hardware": _hardware(),
     }
@@ -26,7 +28,12 @@ def provenance() -> dict[str, Any]:
 
 def without_folders(words: Sequence[str]) -> list[str]:
     """The same words with absolute paths cut to their last part: records are published, the disk is private."""
-    return [Path(word).name if Path(word).is_absolute() else word for word in words]
+    return [_without_folder(word) for word in words]
+
+
+def _without_folder(word: str) -> str:
+    flag, equals, value = word.rpartition("=") if word.startswith("--") else ("", "", word)
+    return f"{flag}{equals}{Path(value).name}" if Path(value).is_absolute() else word
 
 
 def _program() -> list[str]:

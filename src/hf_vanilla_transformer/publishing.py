@@ -25,6 +25,7 @@ from .card import model_card
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .errors import UserError
 from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerModel
+from .provenance import EVALUATION_RECORD, RUN_RECORD
 from .tokenization_vanilla_transformer import SeparateVocabularyTokenizer, load_tokenizer, require_fit
 
 
@@ -89,8 +90,8 @@ def export_folder(folder: str | Path, output: str | Path, *, repo_id: str, licen
     _check_folder(folder)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise UserError(f"{output}: is not an empty folder: name a new one")
-    run = _read_json(folder / "run.json")
-    evaluation = _read_json(folder / "evaluation.json") if (folder / "evaluation.json").is_file() else {}
+    run = _read_json(folder / RUN_RECORD)
+    evaluation = _read_json(folder / EVALUATION_RECORD) if (folder / EVALUATION_RECORD).is_file() else {}
     model = _load_model(folder)
     tokenizer = _load_tokenizer(folder, model.config)
     card = model_card(model, run, evaluation, repo_id=repo_id, license=license)

@@ -1,7 +1,7 @@
 """Translate test sets, score them, and leave scores, signatures and hypotheses where others can check them."""
 
 import json
-import shutil
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +12,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from .corpus import read_pairs
 from .errors import UserError
 from .evaluation import PairedBootstrap, p1_bleu, p1_tokens, paired_bootstrap, score
-from .provenance import provenance
+from .provenance import EVALUATION_RECORD, RUN_RECORD, provenance
 from .translation import translate
-
-EVALUATION_RECORD = "evaluation.json"
-RUN_RECORD = "run.json"
 
 
 @dataclass(frozen=True)
@@ -126,11 +123,10 @@ def evaluate_model(
     generation = model.generation_config
     beams = num_beams or generation.num_beams or 1
     penalty = generation.length_penalty if length_penalty is None else length_penalty
-    record: dict[str, Any] = {
-        "sets": {},
-        "generation": {"num_beams": beams, **({"length_penalty": penalty or 1.0} if beams > 1 else {})},
-        **provenance(),
-    }
+    search: dict[str, Any] = {"num_beams": beams}
+    if beams > 1:
+        search["length_penalty"] = 1.0 if penalty is None else penalty
+    record: dict[str, Any] = {"sets": {}, "generation": search, **provenance()}
     for test_set in test_sets:
         hypotheses = translate(
             model, tokenizer, test_set.sources, num_beams=beams, length_penalty=penalty, progress=True
@@ -161,7 +157,7 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
     """Write beside the old file first, so that a full disk leaves that one whole."""
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-    shutil.move(temporary, path)
+    os.replace(temporary, path)
 
 
 def read_hypotheses(folder: Path, test_set: TestSet, target_lang: str) -> list[str]:

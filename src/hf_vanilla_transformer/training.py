@@ -1,13 +1,11 @@
-"""Training: a thin `Seq2SeqTrainer`, checkpoints that can be trusted, and the function behind `train`.
+"""Training: a thin `Seq2SeqTrainer`, and the function behind `train`.
 
 Training and evaluation meet only through the saved folder; the score of the validation set comes in from outside.
 """
 
 import json
-import re
 import shutil
 import time
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
@@ -17,10 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from tqdm.auto import tqdm
 from transformers import (
-    AutoModelForSeq2SeqLM,
+    AutoConfig,
     EarlyStoppingCallback,
     EvalPrediction,
     GenerationConfig,
@@ -31,20 +29,22 @@ from transformers import (
     set_seed,
 )
 
-from .arguments import Arguments, DataArguments, ModelArguments, TrainingArguments, parse_overrides
+from .arguments import Arguments, TrainingArguments, parse_overrides
 from .averaging import ExponentialMovingAverage, average_checkpoints
 from .batching import EpochLoader, PairCollator, TokenBatchSampler, TrainingPairs
+from .checkpoints import checkpoint_to_resume, complete_checkpoints
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .corpus import source_description
 from .errors import UserError
 from .loss import IGNORED
 from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .preparation import PreparedCorpus, prepare_corpus, token_lengths
-from .provenance import provenance, without_folders
-from .tokenization_vanilla_transformer import SeparateVocabularyTokenizer, SubwordDropout, require_fit
+from .provenance import EVALUATION_RECORD, RUN_RECORD, provenance, without_folders
+from .tokenization_vanilla_transformer import SeparateVocabularyTokenizer, SubwordDropout, load_tokenizer, require_fit
 
-RUN_RECORD = "run.json"
 METRICS = ("bleu", "chrf", "loss")
+# Options that say where a run is, or that transformers fills in from others: not part of a recipe.
+FILLED_IN = ("output_dir", "resume_from_checkpoint", "greater_is_better", "do_eval")
 Scorer = Callable[[list[str], list[str]], dict[str, float]]
 
 
@@ -131,6 +131,12 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
                 raise UserError(f"{resume_from_checkpoint} has no moving average: resume without --ema_decay")
             self.ema.load(Path(resume_from_checkpoint))
 
+    def _issue_warnings_after_load(self, load_result: Any):
+        """Tied weights are stored once: their other names are not missing."""
+        tied = getattr(self.model, "all_tied_weights_keys", {})
+        if set(load_result.missing_keys) - set(tied) or load_result.unexpected_keys:
+            super()._issue_warnings_after_load(load_result)
+
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any):
         with self.saving(f"checkpoint-{self.state.global_step}"):
             super()._save_checkpoint(model, trial)
@@ -156,64 +162,6 @@ class _UpdateAverage(TrainerCallback):
         self.ema.update(state.global_step)
 
 
-def complete_checkpoints(folder: Path, world_size: int = 1) -> list[Path]:
-    """The checkpoints in `folder` that were written to the end, oldest first.
-
-    The Trainer writes `trainer_state.json` last on the first rank; the other ranks write their random state at
-    the same time, and after a crash of the machine any file may lack its end.
-    """
-    found = [path for path in Path(folder).glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
-    found.sort(key=lambda path: int(path.name.split("-")[1]))
-    return [path for path in found if _is_complete(path, world_size)]
-
-
-def _is_complete(checkpoint: Path, world_size: int = 1) -> bool:
-    random_states = ["rng_state.pth"] if world_size == 1 else [f"rng_state_{rank}.pth" for rank in range(world_size)]
-    files = ["model.safetensors", "optimizer.pt", "scheduler.pt", "trainer_state.json", *random_states]
-    return all((checkpoint / file).is_file() for file in files) and all(map(_is_whole, checkpoint.iterdir()))
-
-
-def _is_whole(file: Path) -> bool:
-    """Whether a file has the end that its format asks for."""
-    try:
-        if file.suffix == ".json":
-            json.loads(file.read_bytes())
-        elif file.suffix == ".safetensors":
-            safe_open(file, "pt")
-        elif file.suffix in (".pt", ".pth", ".bin"):
-            return zipfile.is_zipfile(file)
-    except (OSError, ValueError, SafetensorError):
-        return False
-    return True
-
-
-def _checkpoint_to_resume(args: TrainingArguments) -> Path | None:
-    """What `--resume_from_checkpoint` means: nothing, a folder, or (without a value) the newest in `output_dir`.
-
-    Raises:
-        UserError: it is not a complete checkpoint, or there is none; or a fresh run would overwrite another.
-    """
-    output = Path(args.output_dir)
-    wanted = args.resume_from_checkpoint
-    if wanted is None or str(wanted).lower() == "false":
-        runs = [path.name for path in output.glob("*") if path.name in (RUN_RECORD, "model.safetensors")]
-        runs += [path.name for path in output.glob("checkpoint-*")]
-        if runs:
-            raise UserError(
-                f"{output} holds another run ({runs[0]}): choose another --output_dir, or go on with "
-                "--resume_from_checkpoint"
-            )
-        return None
-    if str(wanted).lower() == "true":
-        complete = complete_checkpoints(output, args.world_size)
-        if not complete:
-            raise UserError(f"{output} holds no complete checkpoint to resume from")
-        return complete[-1]
-    if not _is_complete(Path(wanted), args.world_size):
-        raise UserError(f"{wanted} is not a complete checkpoint: expected a folder checkpoint-<step> of this training")
-    return Path(wanted)
-
-
 def train(arguments: Arguments, score: Scorer | None = None) -> Path:
     """The main job: parallel text in, a trained model, its tokenizer and the record of the run in `output_dir`.
 
@@ -230,15 +178,18 @@ def train(arguments: Arguments, score: Scorer | None = None) -> Path:
     started, origin = time.time(), provenance()  # now: the source tree may change while this runs
     model_args, data, tokenizer_options, args = arguments
     recipe = _recipe(arguments)
-    checkpoint = _checkpoint_to_resume(args)
+    checkpoint = checkpoint_to_resume(Path(args.output_dir), args.resume_from_checkpoint, args.world_size)
     output = Path(args.output_dir)
     prepared = output / "prepared"
+    _configuration(arguments, {})  # a mistake in it should not cost the preparation of the corpus
     with args.main_process_first(desc="preparing the corpus"):
         if args.process_index == 0:
             prepare_corpus(data, tokenizer_options, prepared, model_args.model_name_or_path)
         corpus = PreparedCorpus.load(prepared)
+    if checkpoint and not _same_tokenizer(corpus.tokenizer, load_tokenizer(checkpoint)):
+        raise UserError(f"the text or the tokenizer is not that of {checkpoint}: resume with what it was made from")
     set_seed(args.seed)
-    model = _build_model(model_args, data, args, corpus.tokenizer)
+    model = _build_model(arguments, corpus.tokenizer)
     _settle_arguments(args, corpus, model.config, scored=score is not None)
     source_lengths, target_lengths = token_lengths(corpus.train)
     trainer = VanillaTransformerTrainer(
@@ -251,13 +202,15 @@ def train(arguments: Arguments, score: Scorer | None = None) -> Path:
         compute_metrics=_text_metrics(corpus, args, score, tokenizer_options.lowercase),
         callbacks=[EarlyStoppingCallback(args.early_stopping_patience)] if args.early_stopping_patience else [],
         train_lengths=np.maximum(source_lengths, target_lengths),
-        eval_max_length=_eval_max_length(corpus, args),
+        eval_max_length=_eval_max_length(corpus, model.generation_config.max_length),
     )
     if checkpoint and 0 < args.max_steps <= int(checkpoint.name.split("-")[1]):
         args.max_steps, args.num_train_epochs = -1, 0  # in the middle of an epoch the Trainer would do one step more
+    _announce(trainer, model, checkpoint)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     averaged = _finish_weights(trainer, output)
     with trainer.saving("model.safetensors"):
+        (output / EVALUATION_RECORD).unlink(missing_ok=True)  # scores of the weights that are replaced here
         trainer.save_model()
     if args.process_index == 0:
         record = {
@@ -288,40 +241,72 @@ def train(arguments: Arguments, score: Scorer | None = None) -> Path:
     return output
 
 
-def _build_model(
-    model_args: ModelArguments, data: DataArguments, args: TrainingArguments, tokenizer: PreTrainedTokenizerBase
-) -> VanillaTransformerForConditionalGeneration:
+def _configuration(arguments: Arguments, vocabulary: dict[str, Any]) -> VanillaTransformerConfig:
+    """The preset with its overrides, or that of the model to go on from.
+
+    Raises:
+        UserError: what does not make a configuration, or does not fit the length of the sentences.
+    """
+    model_args, data, _, args = arguments
     overrides = parse_overrides(model_args.config_overrides)
     if "label_smoothing" in overrides:
         raise UserError("config_overrides: label_smoothing is set with --label_smoothing_factor")
     overrides["label_smoothing"] = args.label_smoothing_factor
     try:
         if model_args.model_name_or_path:
-            model = AutoModelForSeq2SeqLM.from_pretrained(model_args.model_name_or_path, **overrides)
+            config = AutoConfig.from_pretrained(model_args.model_name_or_path)
+            if not isinstance(config, VanillaTransformerConfig):
+                raise UserError(f"{model_args.model_name_or_path} is a model of type {config.model_type}, not of ours")
+            config = VanillaTransformerConfig.from_pretrained(model_args.model_name_or_path, **overrides)
         else:
-            config = VanillaTransformerConfig.preset(model_args.preset, **{**_vocabulary_of(tokenizer), **overrides})
+            config = VanillaTransformerConfig.preset(model_args.preset, **{**vocabulary, **overrides})
+    except (StrictDataclassError, ValueError, OSError) as error:
+        reason = error.__cause__ if isinstance(error, StrictDataclassError) and error.__cause__ else error
+        raise UserError(" ".join(str(reason).split())) from error
+    for name in ("max_source_length", "max_target_length"):
+        if getattr(data, name) > config.max_position_embeddings:
+            raise UserError(
+                f"{name}={getattr(data, name)} does not fit in max_position_embeddings="
+                f"{config.max_position_embeddings}: give --{name} {config.max_position_embeddings}"
+            )
+    return config
+
+
+def _build_model(
+    arguments: Arguments, tokenizer: PreTrainedTokenizerBase
+) -> VanillaTransformerForConditionalGeneration:
+    model_args, _, _, args = arguments
+    config = _configuration(arguments, _vocabulary_of(tokenizer))
+    try:
+        if model_args.model_name_or_path:
+            model = VanillaTransformerForConditionalGeneration.from_pretrained(
+                model_args.model_name_or_path, config=config
+            )
+        else:
             model = VanillaTransformerForConditionalGeneration(config)
         if model_args.attn_implementation:
             model.set_attn_implementation(model_args.attn_implementation)
-    except (ValueError, ImportError, OSError, StrictDataclassError) as error:
+    except (ValueError, ImportError, OSError) as error:
         raise UserError(" ".join(str(error).split())) from error
     require_fit(tokenizer, model.config)
-    longest = max(data.max_source_length, data.max_target_length)
-    if longest > model.config.max_position_embeddings:
-        raise UserError(
-            f"sentences of up to {longest} tokens (max_source_length, max_target_length) do not fit in "
-            f"max_position_embeddings={model.config.max_position_embeddings}"
-        )
     model.generation_config = GenerationConfig(
         bos_token_id=model.config.bos_token_id,
         eos_token_id=model.config.eos_token_id,
         pad_token_id=model.config.pad_token_id,
         decoder_start_token_id=model.config.decoder_start_token_id,
-        max_length=args.generation_max_length,
+        max_length=min(args.generation_max_length, model.config.max_position_embeddings),
         num_beams=args.generation_num_beams,
         **({"early_stopping": True, "length_penalty": args.length_penalty} if args.generation_num_beams > 1 else {}),
     )
     return model
+
+
+def _same_tokenizer(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
+    sides = [
+        [tokenizer.backend_tokenizer, getattr(tokenizer, "target_backend", tokenizer.backend_tokenizer)]
+        for tokenizer in (one, other)
+    ]
+    return all(ours.to_str() == theirs.to_str() for ours, theirs in zip(*sides, strict=True))
 
 
 def _vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
@@ -348,8 +333,6 @@ def _settle_arguments(
         args.save_total_limit = max(args.average_checkpoints, 2)
     if corpus.validation is None:
         args.eval_strategy = "no"
-        if args.early_stopping_patience or args.load_best_model_at_end:
-            raise UserError("early stopping needs a validation set: give --validation_file")
     if args.early_stopping_patience and args.eval_strategy == "no":
         raise UserError("early stopping needs evaluations: give --eval_strategy steps or epoch")
     if args.metric_for_best_model not in METRICS:
@@ -374,12 +357,12 @@ def _training_pairs(corpus: PreparedCorpus, subword_dropout: float, seed: int) -
     )
 
 
-def _eval_max_length(corpus: PreparedCorpus, args: TrainingArguments) -> int:
+def _eval_max_length(corpus: PreparedCorpus, longest: int) -> int:
     """Room for a translation twice as long as the longest reference; an untrained model would fill any room."""
     if corpus.validation is None:
-        return args.generation_max_length
+        return longest
     _, targets = token_lengths(corpus.validation)
-    return min(args.generation_max_length, 2 * int(targets.max()) + 2)
+    return min(longest, 2 * int(targets.max()) + 2)
 
 
 def _text_metrics(
@@ -407,6 +390,23 @@ def _text_metrics(
     return metrics
 
 
+def _announce(trainer: VanillaTransformerTrainer, model: VanillaTransformerForConditionalGeneration, checkpoint):
+    """One line on what is going to happen, and a warning where it cannot go well."""
+    args = trainer.args
+    steps_per_epoch = len(trainer.get_train_dataloader()) // args.gradient_accumulation_steps
+    steps = args.max_steps if args.max_steps > 0 else int(steps_per_epoch * args.num_train_epochs)
+    warmup = args.get_warmup_steps(steps)
+    if args.process_index == 0:
+        print(
+            f"training: {model.num_parameters():,} parameters, vocabulary {model.config.vocab_size:,}, "
+            f"{steps:,} steps ({steps_per_epoch:,} an epoch, {warmup:,} of warm-up), {args.world_size} process(es)"
+            + (f", going on from {checkpoint}" if checkpoint else ""),
+            flush=True,
+        )
+        if warmup >= steps:
+            print("  warning: the warm-up never ends: give fewer --warmup_steps or more --num_train_epochs", flush=True)
+
+
 def _finish_weights(trainer: VanillaTransformerTrainer, output: Path) -> str:
     """Put the weights that the run is for into the model; return what they are, in words."""
     args = trainer.args
@@ -429,18 +429,17 @@ def _finish_weights(trainer: VanillaTransformerTrainer, output: Path) -> str:
 
 
 def _recipe(arguments: Arguments) -> dict[str, Any]:
-    """Every option that differs from its default, as a recipe would give it."""
+    """Every option that differs from its default, as a recipe would give it.
+
+    Defaults are read off the classes: a second `TrainingArguments` would reset the distributed state of the first.
+    """
     recipe = {}
     for group in arguments:
         for name, option in type(group).__dataclass_fields__.items():
             value = getattr(group, name)
             default = option.default_factory() if callable(option.default_factory) else option.default
-            derived = value == [] or (value is False and default is None)
-            if option.init and value != default and not derived and isinstance(value, (str, int, float, bool, list)):
-                recipe[name] = value
-                if isinstance(value, (str, list)):
-                    words = without_folders([value] if isinstance(value, str) else value)
-                    recipe[name] = words[0] if isinstance(value, str) else words
-    for name in ("output_dir", "resume_from_checkpoint"):
-        recipe.pop(name, None)
+            derived = name in FILLED_IN or value == [] or (value is False and default is None)
+            if option.init and value != default and not derived and isinstance(value, (str, int, float, list)):
+                words = without_folders([str(word) for word in (value if isinstance(value, list) else [value])])
+                recipe[name] = words if isinstance(value, list) else words[0] if isinstance(value, str) else value
     return recipe

@@ -1,6 +1,7 @@
 """Translate text and score given translations with any sequence-to-sequence model of transformers."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ from .errors import UserError
 from .loss import IGNORED
 from .tokenization_vanilla_transformer import load_tokenizer, require_fit
 
-# Section 6.1: "we set the maximum output length during inference to input length + 50"; here the longest of a batch.
+# Where generation_config names no maximum, that of section 6.1: "input length + 50"; here the longest of a batch.
 EXTRA_LENGTH = 50
 
 
@@ -54,6 +55,9 @@ def load_model(
     Raises:
         UserError: there is no model, or its tokenizer does not fit it.
     """
+    path = Path(name_or_path)
+    if not path.exists() and (path.is_absolute() or (path.parent.is_dir() and path.parent != Path())):
+        raise UserError(f"{name_or_path}: no such folder")
     try:
         model = AutoModelForSeq2SeqLM.from_pretrained(name_or_path, dtype=dtype, trust_remote_code=trust_remote_code)
         tokenizer = load_tokenizer(name_or_path, trust_remote_code=trust_remote_code)
@@ -121,9 +125,9 @@ def _search_options(
     beams = num_beams or model.generation_config.num_beams or 1
     if nbest > beams:
         raise UserError(f"{nbest} translations of each sentence need at least as many beams, not {beams}")
-    options = {"num_beams": beams, "num_return_sequences": nbest, "early_stopping": beams > 1}
+    options: dict[str, Any] = {"num_beams": beams, "num_return_sequences": nbest}
     if beams == 1:
-        options["length_penalty"] = 1.0
+        options |= {"length_penalty": 1.0, "early_stopping": False}
     elif length_penalty is not None:
         options["length_penalty"] = length_penalty
     return options
@@ -227,13 +231,11 @@ def _padded(sequences: Sequence[Sequence[int]], value: int, device: torch.device
 @torch.inference_mode()
 def _generate(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sources: list, options: dict) -> list:
     input_ids = _padded(sources, tokenizer.pad_token_id, model.device)
-    room = input_ids.shape[1] + EXTRA_LENGTH
-    if getattr(model.config, "position_embedding_type", None) != "sinusoidal":
-        room = min(room, model.config.max_position_embeddings - 1)
+    longest = model.generation_config.max_length or input_ids.shape[1] + EXTRA_LENGTH
     output = model.generate(
         input_ids=input_ids,
         attention_mask=input_ids.ne(tokenizer.pad_token_id).long(),
-        max_length=room + 1,
+        max_length=min(longest, model.config.max_position_embeddings),
         return_dict_in_generate=True,
         **options,
     )
