@@ -6,27 +6,30 @@ normalise its output.
 Shapes: B batch, T target length, S source length, D d_model.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
 from .attention import scaled_dot_product_attention
-from .layers import DecoderLayer, EncoderLayer
 
 
-class EncoderStack(nn.Module):
-    """N encoder layers, one after the other.
+class _Stack(nn.Module):
+    """N layers.
 
     Args:
         layers: the layers, first to last.
         final_norm: `nn.LayerNorm` with pre-norm layers, `nn.Identity` with post-norm layers.
     """
 
-    def __init__(self, layers: list[EncoderLayer], final_norm: nn.Module):
+    def __init__(self, layers: Sequence[nn.Module], final_norm: nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(layers)
         self.final_norm = final_norm
+
+
+class EncoderStack(_Stack):
+    """N encoder layers, one after the other."""
 
     def forward(
         self,
@@ -40,18 +43,8 @@ class EncoderStack(nn.Module):
         return self.final_norm(hidden_states)
 
 
-class DecoderStack(nn.Module):
-    """N decoder layers, one after the other.
-
-    Args:
-        layers: the layers, first to last.
-        final_norm: `nn.LayerNorm` with pre-norm layers, `nn.Identity` with post-norm layers.
-    """
-
-    def __init__(self, layers: list[DecoderLayer], final_norm: nn.Module):
-        super().__init__()
-        self.layers = nn.ModuleList(layers)
-        self.final_norm = final_norm
+class DecoderStack(_Stack):
+    """N decoder layers, one after the other."""
 
     def forward(
         self,
