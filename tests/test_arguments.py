@@ -143,6 +143,8 @@ class TestErrors:
             (NEEDED[2:], "give both languages: --source_lang and --target_lang"),
             ([*NEEDED[:2], *NEEDED[4:]], "give both languages: --source_lang and --target_lang"),
             (NEEDED[:4], "the training text: give either --train_file or --dataset_name"),
+            ([*NEEDED, "--per_device_train_batch_size", "32"], "has no effect: batches are made by --max_tokens"),
+            ([*NEEDED, "--dataset_name", "x"], "the training text: give either --train_file or --dataset_name"),
             ([*NEEDED, "--max_tokens_per_batch", "0"], r"max_tokens_per_batch=0 is below 1"),
             ([*NEEDED, "--average_checkpoints", "-1"], r"average_checkpoints=-1 is below 0"),
             ([*NEEDED, "--ema_decay", "1"], r"ema_decay=1\.0 is not in \[0, 1\)"),

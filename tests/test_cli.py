@@ -174,3 +174,20 @@ def test_help_names_every_command(capsys):
         main(["--help"])
     printed = capsys.readouterr().out
     assert all(name in printed for name in ("train", "translate", "score", "evaluate", "publish", "demo"))
+
+
+def test_a_damaged_record_is_named(folder, tmp_path, capsys):
+    text = write(tmp_path / "a.txt", TEXT[:1])
+    kept = (folder / "run.json").read_text()
+    (folder / "run.json").write_text("{")
+    try:
+        line = complaint(capsys, ["evaluate", str(folder), "--test_file", text, text])
+    finally:
+        (folder / "run.json").write_text(kept)
+    assert "run.json: is not valid JSON" in line
+
+
+def test_an_output_folder_that_is_a_file(tmp_path, capsys):
+    text = write(tmp_path / "a.txt", TEXT[:1])
+    flags = ["--train_file", text, text, "--source_lang", "en", "--target_lang", "de", "--output_dir", text]
+    assert f"{text} is a file: choose another --output_dir" in complaint(capsys, ["train", *flags])

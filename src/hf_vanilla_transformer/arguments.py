@@ -100,7 +100,7 @@ class TokenizerArguments:
 class TrainingArguments(Seq2SeqTrainingArguments):
     """transformers' own training arguments with the paper's optimiser as defaults, and what translation needs besides.
 
-    `per_device_train_batch_size` has no effect: batches are made by tokens.
+    `per_device_train_batch_size` is refused: batches are made by tokens.
     """
 
     max_tokens_per_batch: int = field(
