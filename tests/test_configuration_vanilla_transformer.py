@@ -161,7 +161,7 @@ class TestRoundTrip:
             "scale_embedding": False, "share_encoder_decoder_embeddings": False, "tie_word_embeddings": False,
             "dropout": 0.2, "attention_dropout": 0.3, "activation_dropout": 0.4, "label_smoothing": 0.0,
             "unk_token_id": 4, "pad_token_id": 5, "bos_token_id": 6, "eos_token_id": 7, "decoder_start_token_id": 8,
-            "use_cache": False, "is_encoder_decoder": False,
+            "use_cache": False, "is_encoder_decoder": False, "add_final_layer_norm": False, "lm_head_bias": True,
         }  # fmt: skip
         assert sorted(changed) == sorted(OWN_FIELDS)
         VanillaTransformerConfig(**changed).save_pretrained(tmp_path)

@@ -55,7 +55,7 @@ def reference_stacks(config):
     }
 
     def final_norm():
-        return nn.LayerNorm(D, config.layer_norm_eps) if pre else None
+        return nn.LayerNorm(D, config.layer_norm_eps) if pre or config.add_final_layer_norm else None
 
     encoder_layer = nn.TransformerEncoderLayer(D, HEADS, config.encoder_ffn_dim, **common)
     decoder_layer = nn.TransformerDecoderLayer(D, HEADS, config.decoder_ffn_dim, **common)
@@ -92,8 +92,9 @@ def embedded(table, ids):
         {},
         {"encoder_layers": 3, "decoder_layers": 1, "encoder_ffn_dim": 48, "decoder_ffn_dim": 24},
         {"activation_function": "gelu"},
+        {"add_final_layer_norm": True},
     ],
-    ids=["equal", "unequal", "gelu"],
+    ids=["equal", "unequal", "gelu", "final norm"],
 )
 def test_outputs_and_gradients_equal_torch(norm_position, attn_implementation, shape):
     torch.manual_seed(0)

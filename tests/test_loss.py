@@ -24,8 +24,8 @@ def inputs(dtype=torch.float32):
     return hidden, weight, labels
 
 
-def reference(hidden, weight, labels, label_smoothing):
-    logits = nn.functional.linear(hidden, weight).flatten(0, 1).float()
+def reference(hidden, weight, labels, label_smoothing, bias=None):
+    logits = nn.functional.linear(hidden, weight, bias).flatten(0, 1).float()
     return nn.functional.cross_entropy(
         logits, labels.flatten(), ignore_index=-100, label_smoothing=label_smoothing, reduction="sum"
     )
@@ -91,6 +91,22 @@ class TestAgainstTorch:
         assert value == 0
         for gradient in gradients:
             assert gradient.eq(0).all()
+
+
+@pytest.mark.parametrize("how", ["plain", "compiled", "only the bias is trained"])
+def test_bias_of_the_projection(chunks, how):
+    hidden, weight, labels = inputs()
+    bias = torch.linspace(-3, 3, V).requires_grad_()
+    wanted = [bias] if how.startswith("only") else [hidden, weight, bias]
+    if how.startswith("only"):
+        hidden.requires_grad_(False), weight.requires_grad_(False)
+    function = label_smoothed_cross_entropy
+    if how == "compiled":
+        function = torch.compile(function, backend="eager", fullgraph=True)
+    ours, expected = function(hidden, weight, labels, 0.1, bias), reference(hidden, weight, labels, 0.1, bias)
+    torch.testing.assert_close(ours, expected)
+    for x, y in zip(torch.autograd.grad(ours, wanted), torch.autograd.grad(expected, wanted), strict=True):
+        torch.testing.assert_close(x, y, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("frozen", ["hidden", "weight"])
@@ -185,6 +201,14 @@ class TestInTheModel:
         for mode, label_smoothing in ((True, 0.3), (False, 0.0)):
             expected = nn.functional.cross_entropy(logits, self.LABELS, label_smoothing=label_smoothing)
             torch.testing.assert_close(losses[mode], expected)
+
+    def test_bias_of_the_output_projection(self):
+        """In training mode the logits are never made; with the bias the loss still is that of the logits."""
+        model = self.model(lm_head_bias=True, label_smoothing=0.0)
+        nn.init.normal_(model.lm_head.bias)
+        loss = model(self.SOURCE, labels=self.LABELS).loss
+        logits = model.eval()(self.SOURCE, labels=self.LABELS).logits.transpose(1, 2)
+        torch.testing.assert_close(loss, nn.functional.cross_entropy(logits, self.LABELS))
 
     def test_no_target_at_all(self):
         loss = self.model()(self.SOURCE, labels=torch.full_like(self.LABELS, -100)).loss

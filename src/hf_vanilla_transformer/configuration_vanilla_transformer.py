@@ -69,6 +69,8 @@ class VanillaTransformerConfig(PreTrainedConfig):
         activation_function: of the feed-forward network, a name that transformers knows.
         attention_bias: whether the projections of attention have biases.
         norm_position: "post" as in the paper, LayerNorm(x + Sublayer(x)), or "pre", x + Sublayer(LayerNorm(x)).
+        add_final_layer_norm: whether each stack ends in a layer norm of its own; None means only with pre-norm layers,
+            which need it. `torch.nn.Transformer` has it in both cases.
         layer_norm_eps: the epsilon of every layer norm.
         position_embedding_type: "sinusoidal" as in section 3.5, or "learned" (Table 3, row E).
         max_position_embeddings: the longest sequence that the model is meant for, in tokens. Learned positions end
@@ -77,6 +79,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
         share_encoder_decoder_embeddings: source and target embeddings are one matrix (needs a joint vocabulary).
         tie_word_embeddings: target embeddings and output projection are one matrix. Both together are the paper's
             three-way tying; `tie_word_embeddings` alone is two-way; neither is none.
+        lm_head_bias: whether the output projection has a bias. The paper's has none; many other implementations' have.
         dropout: P_drop of section 5.4, on sub-layer outputs and embedding sums.
         attention_dropout: on attention weights.
         activation_dropout: inside the feed-forward network.
@@ -124,12 +127,14 @@ class VanillaTransformerConfig(PreTrainedConfig):
     activation_function: str = "relu"
     attention_bias: bool = True
     norm_position: str = "post"
+    add_final_layer_norm: bool | None = None
     layer_norm_eps: float = 1e-5
     position_embedding_type: str = "sinusoidal"
     max_position_embeddings: int = 1024
     scale_embedding: bool = True
     share_encoder_decoder_embeddings: bool = True
     tie_word_embeddings: bool = True
+    lm_head_bias: bool = False
     dropout: float | int = 0.1
     attention_dropout: float | int = 0.0
     activation_dropout: float | int = 0.0

@@ -134,9 +134,10 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
         return AddAndNorm(config.d_model, config.dropout, config.layer_norm_eps, config.norm_position == "pre")
 
     def _final_norm(self) -> nn.Module:
-        if self.config.norm_position == "post":
-            return nn.Identity()
-        return nn.LayerNorm(self.config.d_model, eps=self.config.layer_norm_eps)
+        wanted = self.config.add_final_layer_norm
+        if wanted is None:
+            wanted = self.config.norm_position == "pre"
+        return nn.LayerNorm(self.config.d_model, eps=self.config.layer_norm_eps) if wanted else nn.Identity()
 
 
 class VanillaTransformerEncoder(VanillaTransformerPreTrainedModel):
@@ -370,7 +371,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
     def __init__(self, config: VanillaTransformerConfig):
         super().__init__(config)
         self.model = VanillaTransformerModel(config)
-        self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=config.lm_head_bias)
         target = "model.decoder.embed_tokens.weight"
         self._tied_weights_keys = {"lm_head.weight": target}
         if config.share_encoder_decoder_embeddings:
@@ -435,7 +436,9 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
     def _loss(self, hidden_states: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
         labels = labels.to(hidden_states.device)
         label_smoothing = self.config.label_smoothing if self.training else 0.0
-        total = label_smoothed_cross_entropy(hidden_states, self.lm_head.weight, labels, label_smoothing)
+        total = label_smoothed_cross_entropy(
+            hidden_states, self.lm_head.weight, labels, label_smoothing, self.lm_head.bias
+        )
         if num_items_in_batch is None:
             num_items_in_batch = labels.ne(IGNORED).sum().clamp(min=1)
         elif isinstance(num_items_in_batch, Tensor):

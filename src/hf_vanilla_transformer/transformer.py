@@ -1,7 +1,7 @@
 """The two stacks of Figure 1: section 3.1 of "Attention Is All You Need".
 
-Difference from the paper: with pre-norm layers a stack ends in one more layer norm, because nothing else would
-normalise its output.
+Difference from the paper: a stack can end in one more layer norm. With pre-norm layers it has to, because nothing else
+would normalise its output.
 
 Shapes: B batch, T target length, S source length, D d_model.
 """
@@ -19,7 +19,7 @@ class _Stack(nn.Module):
 
     Args:
         layers: the layers, first to last.
-        final_norm: `nn.LayerNorm` with pre-norm layers, `nn.Identity` with post-norm layers.
+        final_norm: a layer norm, or `nn.Identity` for none.
     """
 
     def __init__(self, layers: Sequence[nn.Module], final_norm: nn.Module):
