@@ -3,32 +3,38 @@
 # Both set up what they need in .venv; all that they ask for is Python 3.11 or newer.
 
 PYTHON ?= python3
-BIN := .venv/bin
+VENV ?= .venv
+CONSTRAINTS ?= .ci/constraints.txt
+BIN := $(VENV)/bin
 
-.PHONY: demo test slow lint format clean
+.PHONY: demo test test-oldest slow lint format clean
 
-demo: .venv/installed
+demo: $(VENV)/installed
 	$(BIN)/python scripts/demo.py
 
-test: .venv/installed
+test: $(VENV)/installed
 	$(BIN)/python -m pytest
 
-slow: .venv/installed
+# the same with the oldest transformers that pyproject.toml allows
+test-oldest:
+	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=.ci/constraints-oldest.txt
+
+slow: $(VENV)/installed
 	$(BIN)/python -m pytest -m slow
 
-lint: .venv/installed
+lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-format: .venv/installed
+format: $(VENV)/installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-.venv/installed: pyproject.toml .ci/constraints.txt
+$(VENV)/installed: pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'Python 3.11 or newer is needed: make PYTHON=...')"
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint .ci/constraints.txt --editable ".[dev]"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS) --editable ".[dev]"
 	touch $@
 
 clean:
-	rm -rf .venv build dist runs .pytest_cache .ruff_cache
+	rm -rf .venv .venv-oldest build dist runs .pytest_cache .ruff_cache
