@@ -1,6 +1,7 @@
 """Fixtures that several test modules use."""
 
 import os
+import sys
 from pathlib import Path
 
 # Before torch is imported: the models are so small that a second thread would only wait for the first.
@@ -8,6 +9,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
+from transformers import dynamic_module_utils
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 
@@ -22,6 +24,21 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no real parallel text at {folder}: set VANILLA_TRANSFORMER_DATA to a folder with multi30k/")
     return folder
+
+
+@pytest.fixture
+def remote_code(monkeypatch, tmp_path):
+    """Code that comes with a model goes to a folder of this test, and no later test finds what it left in memory."""
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    forget_remote_code()
+    yield
+    forget_remote_code()
+
+
+def forget_remote_code():
+    for name in [name for name in sys.modules if name.split(".")[0] == "transformers_modules"]:
+        del sys.modules[name]
 
 
 @pytest.fixture

@@ -160,6 +160,7 @@ class TestErrors:
             ),
             ([*NEEDED, "--preset", "paper"], "preset='paper' is not one of paper-base, paper-big, multi30k-tiny"),
             ([*NEEDED, "--normalization", "nfd"], "normalization='nfd' is not one of nfc, nfkc, none"),
+            ([*NEEDED, "--length_penalty_type", "Wu"], "length_penalty_type='Wu' is not one of average, wu"),
             ([*NEEDED, "--config_overrides", "dropout"], "config_overrides: 'dropout' is not of the form name=value"),
             (
                 [*NEEDED, "--config_overrides", "num_layers=3"],

@@ -175,6 +175,12 @@ class TestResults:
     def test_settings_of_the_search(self, card, run, evaluation):
         assert "wrote its translations, with `num_beams=5`." in card(run, evaluation)
 
+    def test_length_penalty_of_the_paper(self, card, run, evaluation):
+        model = make_model(vocab_size=50)
+        model.generation_config.update(length_penalty=0.6, length_penalty_type="wu")
+        settings = "`num_beams=2`, `length_penalty=0.6`, `length_penalty_type=wu`, `max_length=12`"
+        assert settings in card(run, evaluation, model=model)
+
     def test_every_metric_of_ours_has_a_name(self):
         assert METRICS.keys() == score(["a b c d"], ["a b c d"]).keys() | {"p1"}
 

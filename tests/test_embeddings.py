@@ -38,7 +38,7 @@ class TestTokenEmbedding:
     def test_scale_of_the_model(self, scale_embedding, scale):
         config = VanillaTransformerConfig.preset("test", vocab_size=9, scale_embedding=scale_embedding)
         model = VanillaTransformerModel(config)
-        assert model.encoder.embed_tokens.scale == model.decoder.embed_tokens.scale == scale
+        assert model.encoder.embed_tokens.embed_scale == model.decoder.embed_tokens.embed_scale == scale
 
 
 class TestSinusoids:

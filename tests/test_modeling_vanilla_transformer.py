@@ -1,6 +1,5 @@
-"""The Hugging Face side: Auto classes, caches, generation, tied weights, outputs, initialisation."""
+"""The Hugging Face side: Auto classes, caches, tied weights, outputs, initialisation."""
 
-import copy
 import json
 import re
 import subprocess
@@ -11,8 +10,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
-from transformers import GenerationConfig, GenerationMixin
-from transformers.cache_utils import EncoderDecoderCache, StaticCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from hf_vanilla_transformer import (
@@ -20,29 +17,14 @@ from hf_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerModel,
 )
-from hf_vanilla_transformer.layers import FeedForward
 from hf_vanilla_transformer.modeling_vanilla_transformer import shift_right
+from tiny_models import BOS, EOS, PAD, SEPARATE, SOURCE, TARGET, V, random_model
 
-V, PAD, BOS, EOS = 20, 1, 2, 3
-SOURCE = torch.tensor([[5, 6, 7, 8, 9, EOS], [10, 11, EOS, PAD, PAD, PAD], [12, 13, 14, 15, EOS, PAD]])
-TARGET = torch.tensor([[BOS, 4, 5, 6], [BOS, 7, 8, 9], [BOS, 10, 11, 12]])
 TYING = {
     "three-way": {},
     "two-way": {"share_encoder_decoder_embeddings": False},
     "none": {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False},
 }
-SEPARATE = {"encoder_vocab_size": 31, "share_encoder_decoder_embeddings": False}
-
-
-def random_model(head=VanillaTransformerForConditionalGeneration, seed=0, **overrides):
-    """Evaluation mode, no dropout; norms and biases are random as well, and EOS is likely now and then."""
-    torch.manual_seed(seed)
-    config = VanillaTransformerConfig.preset("test", **{"vocab_size": V, "dropout": 0.0, **overrides})
-    model = head(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.2)
-    return model.eval()
 
 
 def embedding_tables(model):
@@ -263,14 +245,6 @@ class TestRecordedOutputs:
             embedded = stack.embed_tokens.weight[ids] * 32**0.5 + stack.embed_positions.weight[: ids.shape[1]]
             torch.testing.assert_close(states[0], embedded)
 
-    def test_attention_of_beams(self):
-        model = random_model()
-        model.set_attn_implementation("eager")
-        output = model.generate(
-            SOURCE, max_new_tokens=3, num_beams=2, return_dict_in_generate=True, output_attentions=True
-        )
-        assert [tuple(x.shape) for x in output.cross_attentions[0]] == [(6, 4, 1, 6)] * 2
-
 
 class TestBackends:
     def test_switched_after_loading(self, tmp_path, tiny_model):
@@ -291,21 +265,6 @@ class TestBackends:
         load = VanillaTransformerForConditionalGeneration.from_pretrained
         assert load(tmp_path).config._attn_implementation == "sdpa"
         assert load(tmp_path, attn_implementation="eager").config._attn_implementation == "eager"
-
-    def test_compiled_training_step(self):
-        """One graph without breaks, and the same loss and gradients as without compilation."""
-        torch.compiler.reset()
-        model = random_model().train()
-        expected = model(SOURCE, attention_mask=SOURCE.ne(PAD).long(), labels=TARGET).loss
-        expected.backward()
-        gradients = [p.grad.clone() for p in model.parameters()]
-        model.zero_grad()
-        compiled = torch.compile(model, backend="eager", fullgraph=True)
-        loss = compiled(SOURCE, attention_mask=SOURCE.ne(PAD).long(), labels=TARGET).loss
-        loss.backward()
-        torch.testing.assert_close(loss, expected)
-        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-            torch.testing.assert_close(parameter.grad, gradient, atol=1e-5, rtol=1e-4)
 
 
 class TestCache:
@@ -359,170 +318,6 @@ class TestCache:
         assert output.past_key_values.get_seq_length() == TARGET.shape[1]
 
 
-class StockModel(VanillaTransformerForConditionalGeneration):
-    """Generation as transformers does it: the source is copied for each beam, both caches are reordered."""
-
-    _expand_inputs_for_generation = GenerationMixin._expand_inputs_for_generation
-
-    @staticmethod
-    def _reorder_cache(past_key_values, beam_idx):
-        past_key_values.reorder_cache(beam_idx)
-        return past_key_values
-
-
-class TestGeneration:
-    @torch.no_grad()
-    def greedy_by_hand(self, model, source, length):
-        """Without any cache, one sentence at a time."""
-        sentences = []
-        for row in source:
-            row, ids = row[row != PAD][None], [BOS]
-            while len(ids) < length and ids[-1] != EOS:
-                logits = model(row, decoder_input_ids=torch.tensor([ids]), use_cache=False).logits
-                ids.append(logits[0, -1].argmax().item())
-            sentences.append(ids + [PAD] * (length - len(ids)))
-        longest = max(len(ids) - ids.count(PAD) for ids in sentences)
-        return torch.tensor(sentences)[:, :longest]
-
-    @pytest.mark.parametrize("attn_implementation", ["eager", "sdpa"])
-    @pytest.mark.parametrize(
-        "overrides",
-        [{}, {"norm_position": "pre"}, {"encoder_layers": 1, "decoder_layers": 3}, {"encoder_layers": 3}, SEPARATE],
-        ids=["post", "pre", "deep decoder", "deep encoder", "separate vocabularies"],
-    )
-    def test_greedy(self, attn_implementation, overrides):
-        model = random_model(**overrides)
-        model.set_attn_implementation(attn_implementation)
-        expected = self.greedy_by_hand(model, SOURCE, 12)
-        for options in ({}, {"use_cache": False}, {"attention_mask": SOURCE.ne(PAD).long()}):
-            output = model.generate(SOURCE, max_length=12, do_sample=False, **options)
-            assert output.tolist() == expected.tolist()
-
-    def test_static_cache(self):
-        model = random_model()
-        expected = self.greedy_by_hand(model, SOURCE, 12)
-        output = model.generate(SOURCE, max_length=12, cache_implementation="static")
-        assert output.tolist() == expected.tolist()
-
-    def test_a_compiled_step_with_a_static_cache(self):
-        """One graph, whatever the position, as `_can_compile_fullgraph` promises."""
-        model = random_model()
-        memory = model.get_encoder()(SOURCE)
-        steps = torch.tensor([[2, 7, 8, 9]] * len(SOURCE))
-        expected = model(encoder_outputs=memory, attention_mask=SOURCE.ne(PAD).long(), decoder_input_ids=steps).logits
-
-        def cache():
-            pair = (StaticCache(config=model.config, max_cache_len=size) for size in (12, SOURCE.shape[1]))
-            return EncoderDecoderCache(*pair)
-
-        torch._dynamo.reset()
-        step = torch.compile(model, fullgraph=True, backend="eager")
-        with torch.no_grad():
-            past = cache()
-            options = {"encoder_outputs": memory, "attention_mask": SOURCE.ne(PAD).long(), "past_key_values": past}
-            model(decoder_input_ids=steps[:, :1], **options)  # the first step fills the cross-attention cache
-            for position in range(1, 4):
-                logits = step(decoder_input_ids=steps[:, position : position + 1], **options).logits
-                assert torch.allclose(logits[:, 0], expected[:, position], atol=1e-5)
-
-    @pytest.mark.parametrize("num_beams", [1, 4])
-    def test_padding_of_the_source(self, num_beams):
-        """On the right, on the left, or none; with the mask or without it."""
-        model = random_model()
-        options = {"max_length": 12, "num_beams": num_beams, "do_sample": False}
-        left = torch.stack([row.roll(int(row.eq(PAD).sum())) for row in SOURCE])
-        expected = model.generate(SOURCE, attention_mask=SOURCE.ne(PAD).long(), **options)
-        assert model.generate(SOURCE, **options).tolist() == expected.tolist()
-        assert model.generate(left, **options).tolist() == expected.tolist()
-        alone = model.generate(SOURCE[1:2, :3], **options)[0]
-        assert alone.tolist() == expected[1, : len(alone)].tolist()
-
-    @pytest.mark.parametrize("attn_implementation", ["eager", "sdpa"])
-    @pytest.mark.parametrize(
-        "options",
-        [
-            {"num_beams": 4},
-            {"num_beams": 4, "use_cache": False},
-            {"num_beams": 4, "num_return_sequences": 3, "length_penalty": 0.6, "early_stopping": True},
-            {"num_beams": 4, "cache_implementation": "static"},
-            {"num_beams": 3, "do_sample": True, "num_return_sequences": 2},
-            {"do_sample": True, "num_return_sequences": 4, "top_k": 0},
-        ],
-        ids=str,
-    )
-    def test_beams_that_share_their_source_equal_the_stock_path(self, options, attn_implementation):
-        model = random_model(seed=3)
-        stock = StockModel(model.config).eval()
-        stock.load_state_dict(model.state_dict())
-        outputs = []
-        for variant in (model, stock):
-            variant.set_attn_implementation(attn_implementation)
-            torch.manual_seed(7)
-            output = variant.generate(
-                SOURCE, max_length=14, return_dict_in_generate=True, output_scores=True, **options
-            )
-            outputs.append(output)
-        ours, expected = outputs
-        assert ours.sequences.tolist() == expected.sequences.tolist()
-        assert len({tuple(row) for row in ours.sequences.tolist()}) > 2
-        for x, y in zip(ours.scores, expected.scores, strict=True):
-            torch.testing.assert_close(x, y, atol=1e-4, rtol=1e-4)
-        if options.get("num_beams"):
-            torch.testing.assert_close(ours.sequences_scores, expected.sequences_scores, atol=1e-5, rtol=1e-5)
-
-    def test_one_memory_for_all_beams(self):
-        """The cross-attention cache has a row for each sentence, not for each beam."""
-        output = random_model().generate(SOURCE, max_length=5, num_beams=4, return_dict_in_generate=True)
-        cache = output.past_key_values
-        assert {layer.keys.shape[0] for layer in cache.cross_attention_cache.layers} == {3}
-        assert {layer.keys.shape[0] for layer in cache.self_attention_cache.layers} == {12}
-
-    @pytest.mark.parametrize("num_beams", [1, 4])
-    def test_encoder_outputs_given_and_left_as_they_are(self, num_beams):
-        model, mask = random_model(), SOURCE.ne(PAD).long()
-        options = {"max_length": 10, "num_beams": num_beams, "do_sample": False}
-        encoder_outputs = model.get_encoder()(SOURCE, attention_mask=mask)
-        kept = copy.deepcopy(encoder_outputs.last_hidden_state.detach())
-        expected = model.generate(SOURCE, **options)
-        for _ in range(2):
-            output = model.generate(encoder_outputs=encoder_outputs, attention_mask=mask, **options)
-            assert output.tolist() == expected.tolist()
-        torch.testing.assert_close(encoder_outputs.last_hidden_state, kept, atol=0, rtol=0)
-
-    @pytest.mark.parametrize("options", [{"num_beams": 1}, {"num_beams": 3}], ids=str)
-    @pytest.mark.parametrize("overrides", [{}, SEPARATE], ids=["joint", "separate"])
-    def test_transition_scores(self, overrides, options):
-        """The log-probability of each generated token, equal to log-softmax of the whole translation's logits."""
-        model = random_model(**overrides)
-        source = SOURCE.where(SOURCE < 4, SOURCE + 10) if overrides else SOURCE  # ids that the target does not have
-        output = model.generate(
-            source, max_length=10, do_sample=False, return_dict_in_generate=True, output_scores=True, **options
-        )
-        scores = model.compute_transition_scores(
-            output.sequences, output.scores, getattr(output, "beam_indices", None), normalize_logits=True
-        )
-        with torch.no_grad():
-            logits = model(source, decoder_input_ids=output.sequences, use_cache=False).logits
-        chosen = output.sequences[:, 1:]
-        expected = logits[:, :-1].log_softmax(-1).gather(2, chosen[..., None])[..., 0]
-        generated = chosen.ne(PAD)
-        torch.testing.assert_close(scores[generated], expected[generated], atol=1e-4, rtol=1e-4)
-
-    def test_a_misspelt_option_is_an_error(self):
-        with pytest.raises(ValueError, match="num_beam"):
-            random_model().generate(SOURCE, num_beam=3)
-
-    def test_generation_config_is_complete(self, tmp_path):
-        model = random_model()
-        model.generation_config = GenerationConfig(
-            pad_token_id=1, bos_token_id=2, eos_token_id=3, decoder_start_token_id=2, max_length=9, num_beams=2
-        )
-        model.save_pretrained(tmp_path)
-        loaded = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path)
-        expected = model.generate(SOURCE, max_length=9, num_beams=2)
-        assert loaded.generate(SOURCE).tolist() == expected.tolist()
-
-
 class TestTying:
     @pytest.mark.parametrize(("name", "pattern"), [("three-way", "AAA"), ("two-way", "ABB"), ("none", "ABC")])
     class TestEach:
@@ -541,24 +336,20 @@ class TestTying:
             expected = model(SOURCE, decoder_input_ids=TARGET).logits
             torch.testing.assert_close(loaded(SOURCE, decoder_input_ids=TARGET).logits, expected, atol=0, rtol=0)
 
-        @pytest.mark.parametrize("size", [V + 7, V - 4])
-        def test_resized(self, tmp_path, name, pattern, size):
-            model = random_model(**TYING[name])
-            before = model(SOURCE, decoder_input_ids=TARGET).logits
-            model.resize_token_embeddings(size)
-            assert sharing(model) == pattern
-            assert {table.shape for table in embedding_tables(model)} == {(size, 32)}
-            assert model.config.vocab_size == model.lm_head.out_features == size
-            after = model(SOURCE, decoder_input_ids=TARGET).logits
-            torch.testing.assert_close(after[..., : V - 4], before[..., : V - 4])
-            model.save_pretrained(tmp_path)
-            loaded = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path)
-            torch.testing.assert_close(loaded(SOURCE, decoder_input_ids=TARGET).logits, after, atol=0, rtol=0)
-
         def test_headless(self, name, pattern):
             model = random_model(VanillaTransformerModel, **TYING[name])
             shared = model.encoder.embed_tokens.weight is model.decoder.embed_tokens.weight
             assert shared == (pattern == "AAA")
+
+    def test_what_is_tied_is_saved_as_tied(self, tmp_path):
+        """Tied weights are saved once: a configuration that denied it would give a random output projection."""
+        model = random_model(**TYING["two-way"])
+        model.config.tie_word_embeddings = False
+        model.save_pretrained(tmp_path)
+        loaded = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path)
+        assert sharing(loaded) == "ABB"
+        expected = model(SOURCE, decoder_input_ids=TARGET).logits
+        torch.testing.assert_close(loaded(SOURCE, decoder_input_ids=TARGET).logits, expected, atol=0, rtol=0)
 
     def test_input_embeddings(self):
         for name in TYING:
@@ -588,33 +379,8 @@ class TestSeparateVocabularies:
         expected = model(SOURCE, decoder_input_ids=TARGET).logits
         torch.testing.assert_close(loaded(SOURCE, decoder_input_ids=TARGET).logits, expected, atol=0, rtol=0)
 
-    def test_resizing_is_ambiguous(self):
-        with pytest.raises(ValueError, match="resize_token_embeddings needs a joint vocabulary: it cannot tell which"):
-            random_model(**SEPARATE).resize_token_embeddings(40)
-
 
 class TestTraining:
-    @pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable. is deprecated")
-    @pytest.mark.parametrize("use_reentrant", [False, True])
-    def test_activation_checkpointing(self, use_reentrant):
-        """Equal gradients, dropout included, from layers that run twice."""
-        model = random_model(dropout=0.2, attention_dropout=0.2, activation_dropout=0.2).train()
-        calls, gradients = [], []
-        for module in model.modules():
-            if isinstance(module, FeedForward):
-                module.register_forward_hook(lambda *_: calls.append(1))
-        for checkpointing in (False, True):
-            if checkpointing:
-                model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
-                model.enable_input_require_grads()
-            model.zero_grad()
-            torch.manual_seed(5)
-            model(SOURCE, labels=TARGET).loss.backward()
-            gradients.append([p.grad.clone() for p in model.parameters()])
-        assert len(calls) == 4 + 8
-        for x, y in zip(*gradients, strict=True):
-            torch.testing.assert_close(x, y)
-
     @pytest.mark.parametrize("name", ["dropout", "attention_dropout", "activation_dropout"])
     @pytest.mark.parametrize("attn_implementation", ["eager", "sdpa"])
     def test_dropout_is_on_in_training_only(self, name, attn_implementation):
@@ -697,7 +463,7 @@ class TestNamesForTransformers:
 
     def test_tensor_parallel_plan_names_modules(self, tiny_model):
         names = [name for name, _ in tiny_model.model.named_modules()]
-        plan = tiny_model.config.base_model_tp_plan
+        plan = type(tiny_model.config).base_model_tp_plan  # older transformers add to that of the instance
         for pattern in plan:
             expression = re.escape(pattern).replace(r"\*", r"\d+")
             assert any(re.fullmatch(expression, name) for name in names), pattern

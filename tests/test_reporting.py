@@ -4,9 +4,17 @@ import gzip
 
 import pytest
 
+from hf_vanilla_transformer import reporting
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.evaluation import p1_bleu, score
-from hf_vanilla_transformer.reporting import TestSet, compare, read_hypotheses, read_test_sets, score_test_set
+from hf_vanilla_transformer.reporting import (
+    TestSet,
+    compare,
+    evaluate_model,
+    read_hypotheses,
+    read_test_sets,
+    score_test_set,
+)
 
 RAW = ["Ein Mann, der schläft.", "Zwei Hunde spielen im Schnee.", "Eine Frau fährt Fahrrad.", "Das ist ein Haus."]
 TOKENS = [
@@ -56,6 +64,27 @@ def test_tokenised_text_gets_p1_only(multi30k):
     scores = score_test_set(read(multi30k, "tok"), TOKENS, "de")
     assert set(scores) == {"p1"}
     assert scores["p1"]["score"] == pytest.approx(100)
+
+
+def test_the_record_says_how_was_searched(tmp_path, monkeypatch, tiny_model):
+    """The length penalty of the call, or else of the model; both reach the search."""
+    asked = []
+    monkeypatch.setattr(reporting, "translate", lambda *inputs, **options: asked.append(options) or list(inputs[2]))
+
+    def search(**options):
+        record = evaluate_model(
+            tiny_model, None, [TestSet("a", RAW, RAW)], folder=tmp_path, target_lang="de", **options
+        )
+        return record["generation"]
+
+    average = {"num_beams": 4, "length_penalty": 1.0, "length_penalty_type": "average"}
+    assert search(num_beams=4) == average
+    wu = {**average, "length_penalty": 0.6, "length_penalty_type": "wu"}
+    assert search(num_beams=4, length_penalty=0.6, length_penalty_type="wu") == wu
+    assert asked[-1]["length_penalty_type"] == "wu"
+    tiny_model.generation_config.update(num_beams=4, length_penalty=0.6, length_penalty_type="wu")
+    assert search() == wu
+    assert search(num_beams=1) == {"num_beams": 1}
 
 
 def test_files_are_named_after_the_source(tmp_path):

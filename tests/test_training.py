@@ -239,15 +239,18 @@ def test_generation_settings_are_complete_from_the_first_checkpoint_on(finished)
             "num_beams": 2,
             "early_stopping": True,
             "length_penalty": 1.0,
+            "length_penalty_type": "average",
         }
 
 
 def test_generation_settings_follow_the_flags(tmp_path):
     options = {"generation_max_length": 31, "generation_num_beams": 3, "length_penalty": 0.6, "max_steps": 2}
+    options["length_penalty_type"] = "wu"
     output = run(tmp_path, **options, save_steps=1, eval_steps=1, save_strategy="steps", eval_strategy="steps")
     for folder in (output, output / "checkpoint-1", output / "checkpoint-2"):
         settings = GenerationConfig.from_pretrained(folder)
         assert (settings.max_length, settings.num_beams, settings.length_penalty) == (31, 3, 0.6)
+        assert settings.length_penalty_type == "wu"
     greedy = run(tmp_path / "greedy", generation_num_beams=1, max_steps=1, eval_strategy="no")
     assert "early_stopping" not in json.loads((greedy / "generation_config.json").read_text())
 

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from transformers import MarianConfig, MarianMTModel
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.errors import UserError
@@ -79,6 +80,53 @@ def test_greedy_score_is_the_mean_log_probability_of_what_was_written(model, tok
     expected = logits.gather(2, written[:, 1:, None]).mean().item()
     [[hypothesis]] = translate_nbest(model, tokenizer, [TEXT[0]], num_beams=1)
     assert hypothesis.score == pytest.approx(expected, abs=1e-4)
+
+
+def test_the_length_penalty_of_the_paper(model, tokenizer):
+    """Scores are log-probability / ((5 + length) / 6)^alpha, and the model is asked for what the caller asked for."""
+    for alpha in (0.6, 2.0):
+        options = {"num_beams": 4, "length_penalty": alpha, "length_penalty_type": "wu"}
+        [hypotheses] = translate_nbest(model, tokenizer, [TEXT[0]], nbest=4, **options)
+        output = model.generate(
+            **tokenizer([TEXT[0]], return_tensors="pt"),
+            **options,
+            num_return_sequences=4,
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+        texts = tokenizer.batch_decode(output.sequences, skip_special_tokens=True)
+        steps = model.compute_transition_scores(output.sequences, output.scores, output.beam_indices)
+        lengths = output.sequences[:, 1:].ne(tokenizer.pad_token_id).sum(1)
+        expected = steps.sum(1) / ((5 + lengths) / 6) ** alpha
+        assert [hypothesis.text for hypothesis in hypotheses] == texts
+        assert [hypothesis.score for hypothesis in hypotheses] == pytest.approx(expected.tolist(), rel=1e-4)
+        assert translate(model, tokenizer, [TEXT[0]], **options) == texts[:1]
+    greedy = translate(model, tokenizer, [TEXT[0]], num_beams=1)
+    assert translate(model, tokenizer, [TEXT[0]], num_beams=1, length_penalty_type="wu") == greedy
+
+
+def test_a_length_penalty_that_the_model_does_not_know(model, tokenizer):
+    with pytest.raises(UserError, match=r"^length_penalty_type='Wu' is not one of average, wu$"):
+        translate(model, tokenizer, [TEXT[0]], length_penalty_type="Wu")
+    other = MarianMTModel(
+        MarianConfig(
+            vocab_size=len(tokenizer),
+            d_model=8,
+            encoder_layers=1,
+            decoder_layers=1,
+            encoder_ffn_dim=8,
+            decoder_ffn_dim=8,
+            encoder_attention_heads=2,
+            decoder_attention_heads=2,
+            pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            decoder_start_token_id=tokenizer.bos_token_id,
+        )
+    ).eval()
+    with pytest.raises(UserError, match="length_penalty_type is an option of our models: leave it out for marian"):
+        translate(other, tokenizer, [TEXT[0]], num_beams=2, length_penalty_type="wu")
+    assert len(translate_nbest(other, tokenizer, [TEXT[0]], nbest=2, num_beams=2, length_penalty=0.6)[0]) == 2
 
 
 def test_more_translations_than_beams_is_an_error(model, tokenizer):

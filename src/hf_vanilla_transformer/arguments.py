@@ -15,6 +15,7 @@ from transformers import HfArgumentParser, Seq2SeqTrainingArguments
 
 from .configuration_vanilla_transformer import PRESETS, VanillaTransformerConfig
 from .errors import UserError
+from .search import LENGTH_PENALTY_TYPES
 from .tokenization_vanilla_transformer import NORMALIZATIONS, TOKENIZER_TYPES
 
 
@@ -136,6 +137,13 @@ class TrainingArguments(Seq2SeqTrainingArguments):
     generation_num_beams: int = field(default=5, metadata={"help": "Beams of the finished model."})
     eval_num_beams: int = field(default=1, metadata={"help": "Beams of the evaluations during training."})
     length_penalty: float = field(default=1.0, metadata={"help": "Exponent of the length in the beam score."})
+    length_penalty_type: str = field(
+        default="average",
+        metadata={
+            "help": "How the beam score divides by the length: average, length^length_penalty, or wu, the paper's "
+            "((5 + length) / 6)^length_penalty with 0.6 (section 6.1)."
+        },
+    )
     output_dir: str = field(default="runs/model", metadata={"help": "Checkpoints, the finished model and run.json."})
     eval_strategy: str = field(default="epoch", metadata={"help": "no, steps or epoch."})
     save_strategy: str = field(default="epoch", metadata={"help": "no, steps or epoch."})
@@ -185,6 +193,7 @@ def _check(model: ModelArguments, data: DataArguments, tokenizer: TokenizerArgum
         ("preset", model.preset, PRESETS),
         ("tokenizer_type", tokenizer.tokenizer_type, TOKENIZER_TYPES),
         ("normalization", tokenizer.normalization, NORMALIZATIONS),
+        ("length_penalty_type", training.length_penalty_type, LENGTH_PENALTY_TYPES),
     ):
         if value not in allowed:
             raise UserError(f"{name}={value!r} is not one of {', '.join(allowed)}")

@@ -97,7 +97,7 @@ class MultiHeadAttention(nn.Module):
             memory: where keys and values come from, (B, S, D): the encoder's output, or None for self-attention.
                 B may be a multiple of the memory's batch: consecutive rows then are beams of one sentence and
                 attend to the same memory, which exists once.
-            mask: see `scaled_dot_product_attention`; its batch is the memory's.
+            mask: see `scaled_dot_product_attention`, or the form of another `attend`; its batch is the memory's.
             past_key_values: a transformers `EncoderDecoderCache`, or None.
             attend: the attention function, with the signature of `scaled_dot_product_attention`.
 

@@ -53,7 +53,15 @@ RUN_VALUES = (
     "training.target_tokens",
     "training.weights",
 )
-SEARCH_SETTINGS = ("do_sample", "num_beams", "length_penalty", "early_stopping", "max_length", "max_new_tokens")
+SEARCH_SETTINGS = (
+    "do_sample",
+    "num_beams",
+    "length_penalty",
+    "length_penalty_type",
+    "early_stopping",
+    "max_length",
+    "max_new_tokens",
+)
 
 
 def model_card(
@@ -180,7 +188,8 @@ def _results(evaluation: dict) -> str:
 
 def _model_values(model: VanillaTransformerForConditionalGeneration) -> dict[str, Any]:
     config = model.config
-    search = {key: getattr(model.generation_config, key) for key in SEARCH_SETTINGS}
+    search = {key: getattr(model.generation_config, key, None) for key in SEARCH_SETTINGS}
+    unsaid = (None, "average")  # what a reader who knows transformers expects
     return {
         "parameters": f"{model.num_parameters():,}",
         "encoder_layers": config.encoder_layers,
@@ -200,7 +209,7 @@ def _model_values(model: VanillaTransformerForConditionalGeneration) -> dict[str
         else f"{config.encoder_vocab_size:,} source tokens and {config.vocab_size:,} target tokens",
         "embeddings": _embeddings(config),
         "dtype": str(model.dtype).removeprefix("torch."),
-        "generation": _settings({key: value for key, value in search.items() if value is not None}),
+        "generation": _settings({key: value for key, value in search.items() if value not in unsaid}),
         "length_limit": {
             "sinusoidal": "Positions are computed, so that input of any length runs; text longer than the sentences of "
             "the training data is untested.",

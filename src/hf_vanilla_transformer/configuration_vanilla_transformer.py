@@ -113,6 +113,8 @@ class VanillaTransformerConfig(PreTrainedConfig):
             ("feed_forward.fc2", "rowwise"),
         ]
     }
+    # The embeddings and the output projection, which may be one matrix, stay in the group of the whole model.
+    base_model_fsdp_plan = {f"{stack}.stack.layers.*": "free_full_weight" for stack in ("encoder", "decoder")}  # noqa: RUF012
 
     vocab_size: int = 37000
     encoder_vocab_size: int | None = None

@@ -14,12 +14,12 @@ class TokenEmbedding(nn.Embedding):
 
     def __init__(self, vocab_size: int, d_model: int, scale: float):
         super().__init__(vocab_size, d_model)
-        self.scale = scale
+        self.embed_scale = scale  # PEFT scales what an adapter adds by the attribute of this name
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """(B, T) -> (B, T, D)."""
         embedded = super().forward(input_ids)
-        return embedded if self.scale == 1.0 else embedded * self.scale
+        return embedded if self.embed_scale == 1.0 else embedded * self.embed_scale
 
 
 def sinusoid_table(num_positions: int, d_model: int, device: torch.device | str | None = None) -> Tensor:

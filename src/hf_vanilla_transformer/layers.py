@@ -34,6 +34,9 @@ class AddAndNorm(nn.Module):
 
     Post-norm, the paper's order: LayerNorm(x + Dropout(Sublayer(x))).
     Pre-norm: x + Dropout(Sublayer(LayerNorm(x))).
+
+    The sub-layer comes as a plain function: accelerate's hooks would move an argument that is a module, and with it
+    weights that are meant to stay on the disk.
     """
 
     def __init__(self, d_model: int, dropout: float, eps: float, pre_norm: bool):
@@ -80,7 +83,7 @@ class EncoderLayer(GradientCheckpointingLayer):
         hidden_states = self.self_attn_add_norm(
             hidden_states, lambda states: self.self_attn(states, mask=mask, attend=attend)[0]
         )
-        return self.feed_forward_add_norm(hidden_states, self.feed_forward)
+        return self.feed_forward_add_norm(hidden_states, lambda states: self.feed_forward(states))
 
 
 class DecoderLayer(GradientCheckpointingLayer):
@@ -126,4 +129,4 @@ class DecoderLayer(GradientCheckpointingLayer):
             hidden_states,
             lambda states: self.encoder_attn(states, memory, memory_mask, past_key_values, attend)[0],
         )
-        return self.feed_forward_add_norm(hidden_states, self.feed_forward)
+        return self.feed_forward_add_norm(hidden_states, lambda states: self.feed_forward(states))

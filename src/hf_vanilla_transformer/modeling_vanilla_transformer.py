@@ -7,7 +7,7 @@ Shapes: B batch, T target length, S source length, D d_model, V target vocabular
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.generation import GenerationMixin
-from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
+from transformers.masking_utils import create_masks_for_generate
 from transformers.modeling_outputs import (
     BaseModelOutput,
     BaseModelOutputWithPastAndCrossAttentions,
@@ -23,15 +23,17 @@ from transformers.modeling_outputs import (
     Seq2SeqModelOutput,
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
-from transformers.utils import can_return_tuple
+from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention import MultiHeadAttention, scaled_dot_product_attention
+from .attention_backends import adapted, bidirectional_mask, causal_mask, check_abilities, check_cache
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .embeddings import LearnedPositions, SinusoidalPositions, TokenEmbedding
 from .layers import AddAndNorm, DecoderLayer, EncoderLayer, FeedForward
 from .loss import IGNORED, label_smoothed_cross_entropy
+from .search import length_penalty_of_type
 from .transformer import DecoderStack, EncoderStack
 
 
@@ -55,6 +57,7 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
     _supports_sdpa = True
+    _supports_flash_attn = True
     _supports_flex_attn = True
     _can_compile_fullgraph = True
     _no_split_modules = ["EncoderLayer", "DecoderLayer"]  # noqa: RUF012
@@ -82,25 +85,87 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
             init.ones_(module.weight)
             init.zeros_(module.bias)
 
-    def _resize_token_embeddings(self, new_num_tokens, pad_to_multiple_of=None, mean_resizing=True):
-        """Resize a joint vocabulary everywhere; transformers leaves out a target embedding that is not the source's.
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Embedding:
+        """Resize a joint vocabulary everywhere; of two vocabularies, the source's.
 
-        Raises:
-            ValueError: there are two vocabularies.
+        Args:
+            new_num_tokens: tokens of the new vocabulary; rows are added or removed at the end. None leaves it.
+            pad_to_multiple_of: round the number of rows up to a multiple of this.
+            mean_resizing: whether new rows are drawn around the mean of the old ones, or as `_init_weights` does.
+
+        Returns:
+            the source embedding.
         """
-        if self.config.encoder_vocab_size is not None:
-            raise ValueError("resize_token_embeddings needs a joint vocabulary: it cannot tell which of two is meant")
-        source = super()._resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
-        if not self.config.share_encoder_decoder_embeddings:
-            decoder = self.base_model.decoder
-            decoder.embed_tokens = self._get_resized_embeddings(
-                decoder.embed_tokens, source.num_embeddings, mean_resizing=mean_resizing
-            )
+        if self.config.encoder_vocab_size is None:
+            return super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        source = self._get_resized_embeddings(
+            self.get_input_embeddings(), new_num_tokens, pad_to_multiple_of, mean_resizing
+        )
+        self.config.encoder_vocab_size = source.num_embeddings
         return source
 
-    def _attention_function(self) -> Callable:
-        """The backend that `config` asks for, looked up at each forward so that it can be switched at any time."""
-        return ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, scaled_dot_product_attention)
+    def resize_decoder_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Embedding:
+        """Resize the target's vocabulary of a model with two: its embedding and the output projection.
+
+        The arguments are those of `resize_token_embeddings`.
+
+        Returns:
+            the target embedding.
+
+        Raises:
+            ValueError: the vocabulary is joint.
+        """
+        if self.config.encoder_vocab_size is None:
+            raise ValueError(
+                "resize_decoder_token_embeddings needs two vocabularies: a joint one is resized everywhere by "
+                "resize_token_embeddings"
+            )
+        target = self._resize_target(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        self.config.vocab_size = target.num_embeddings
+        self.tie_weights()
+        return target
+
+    def _resize_token_embeddings(self, new_num_tokens, pad_to_multiple_of=None, mean_resizing=True):
+        """A joint vocabulary; transformers leaves out a target embedding that is not the source's."""
+        source = self._get_resized_embeddings(
+            self.get_input_embeddings(), new_num_tokens, pad_to_multiple_of, mean_resizing
+        )
+        self._resize_target(source.num_embeddings, None, mean_resizing)
+        return source
+
+    def _resize_target(
+        self, new_num_tokens: int | None, pad_to_multiple_of: int | None, mean_resizing: bool
+    ) -> nn.Embedding:
+        target = self._get_resized_embeddings(
+            self.base_model.decoder.embed_tokens, new_num_tokens, pad_to_multiple_of, mean_resizing
+        )
+        head = self.get_output_embeddings()
+        if head is not None:
+            weight = self._get_resized_lm_head(head, target.num_embeddings, mean_resizing=mean_resizing).weight
+            head.weight.data = weight.data  # in place, to stay frozen or hooked if it was
+            head.out_features = target.num_embeddings
+            if head.bias is not None:
+                head.bias.data = self._resized_bias(head.bias.data, target.num_embeddings)
+        return target
+
+    @staticmethod
+    def _resized_bias(bias: Tensor, size: int) -> Tensor:
+        """New tokens are as likely as the average; transformers leaves out the bias of a tied projection."""
+        return torch.cat([bias, bias.mean().expand(max(0, size - len(bias)))])[:size]
+
+    def _attention_function(self, output_attentions: bool | None = None) -> Callable:
+        """The backend that `config` asks for, looked up at each forward so that it can be switched at any time.
+
+        Raises:
+            UserError: see `attention_backends.check_abilities`.
+        """
+        name = self.config._attn_implementation
+        check_abilities(name, self.config.attention_dropout if self.training else 0.0, output_attentions)
+        return adapted(ALL_ATTENTION_FUNCTIONS.get_interface(name, scaled_dot_product_attention), name)
 
     def _token_embedding(self, vocab_size: int) -> TokenEmbedding:
         scale = self.config.d_model**0.5 if self.config.scale_embedding else 1.0
@@ -168,7 +233,7 @@ class VanillaTransformerEncoder(VanillaTransformerPreTrainedModel):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput:
         """
         Args:
@@ -191,9 +256,10 @@ class VanillaTransformerEncoder(VanillaTransformerPreTrainedModel):
         else:
             position_ids = torch.arange(length, device=inputs_embeds.device)
         positions = self.embed_positions(position_ids, length)
-        mask = create_bidirectional_mask(config=self.config, inputs_embeds=inputs_embeds, attention_mask=attention_mask)
+        attend = self._attention_function(kwargs.get("output_attentions", self.config.output_attentions))
+        mask = bidirectional_mask(self.config, inputs_embeds, attention_mask)
         hidden_states = self.dropout((inputs_embeds + positions).to(inputs_embeds.dtype))
-        return BaseModelOutput(last_hidden_state=self.stack(hidden_states, mask, self._attention_function()))
+        return BaseModelOutput(last_hidden_state=self.stack(hidden_states, mask, attend))
 
 
 class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
@@ -234,7 +300,7 @@ class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """
         Args:
@@ -266,26 +332,19 @@ class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
         # a static cache counts in a tensor, which must not be looked at while the graph is compiled
         total = past + length if isinstance(past, int) else past_key_values.get_max_length()
         positions = self.embed_positions(position_ids, total)
-        mask = create_causal_mask(
-            config=self.config,
-            inputs_embeds=inputs_embeds,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values.self_attention_cache if past_key_values is not None else None,
-        )
-        memory_mask = create_bidirectional_mask(
-            config=self.config,
-            # the beams of a sentence are so many more queries, see MultiHeadAttention
-            inputs_embeds=inputs_embeds.reshape(encoder_hidden_states.shape[0], -1, inputs_embeds.shape[-1]),
-            attention_mask=encoder_attention_mask,
-            encoder_hidden_states=encoder_hidden_states,
-        )
+        attend = self._attention_function(kwargs.get("output_attentions", self.config.output_attentions))
+        cache = past_key_values.self_attention_cache if past_key_values is not None else None
+        mask = causal_mask(self.config, inputs_embeds, attention_mask, cache)
+        # the beams of a sentence are so many more queries, see MultiHeadAttention
+        queries = inputs_embeds.reshape(encoder_hidden_states.shape[0], -1, inputs_embeds.shape[-1])
+        memory_mask = bidirectional_mask(self.config, queries, encoder_attention_mask, encoder_hidden_states)
         hidden_states = self.stack(
             self.dropout((inputs_embeds + positions).to(inputs_embeds.dtype)),
             encoder_hidden_states,
             mask,
             memory_mask,
             past_key_values,
-            self._attention_function(),
+            attend,
         )
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=hidden_states, past_key_values=past_key_values
@@ -301,6 +360,9 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         self.decoder = VanillaTransformerDecoder(config)
         if config.share_encoder_decoder_embeddings:
             self._tied_weights_keys = {"encoder.embed_tokens.weight": "decoder.embed_tokens.weight"}
+        for half in (self.encoder, self.decoder):  # the plans of `config` name modules of this model, not of its halves
+            half._tp_plan = {"embed_tokens": "embedding_rowwise"}
+            half._fsdp_plan = {}
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
@@ -325,7 +387,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         decoder_inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqModelOutput:
         """See `VanillaTransformerEncoder.forward` and `VanillaTransformerDecoder.forward`.
 
@@ -364,7 +426,10 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
 
 
 class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedModel, GenerationMixin):
-    """The whole of Figure 1: a model that translates and can be trained."""
+    """The whole of Figure 1: a model that translates and can be trained.
+
+    `generate()` and `generation_config` know one option more than transformers: `length_penalty_type`, see `search`.
+    """
 
     _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012
 
@@ -376,6 +441,8 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         self._tied_weights_keys = {"lm_head.weight": target}
         if config.share_encoder_decoder_embeddings:
             self._tied_weights_keys["model.encoder.embed_tokens.weight"] = target
+        self.generation_config.length_penalty_type = "average"
+        self.generation_config._from_model_config = None  # or the line above would be dropped on loading
         self.post_init()
 
     @can_return_tuple
@@ -392,7 +459,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqLMOutput:
         """
         Args:
@@ -404,7 +471,8 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
 
         Returns:
             loss: label-smoothed in training mode, plain cross-entropy in evaluation mode.
-            logits: (B, T, V); None in training mode with `labels`, because the loss never makes them as a whole.
+            logits: (B, T, V); None in training mode with `labels`, because the loss never makes them as a whole (unless
+                only `lm_head` itself can make them, as with an adapter on it).
 
         The other arguments are those of `VanillaTransformerModel.forward`.
         """
@@ -425,20 +493,48 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             **kwargs,
         )
         loss = logits = None
-        if labels is not None:
-            loss = self._loss(outputs.last_hidden_state, labels, num_items_in_batch)
-        if labels is None or not self.training:
+        if labels is None or not self.training or not self._projects_plainly(outputs.last_hidden_state):
             logits = self.lm_head(outputs.last_hidden_state)
+        if labels is not None:
+            loss = self._loss(outputs.last_hidden_state, logits, labels, num_items_in_batch)
         return Seq2SeqLMOutput(
             loss=loss, logits=logits, **{k: v for k, v in outputs.items() if k != "last_hidden_state"}
         )
 
-    def _loss(self, hidden_states: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
-        labels = labels.to(hidden_states.device)
+    def save_pretrained(self, *args: Any, **kwargs: Any):
+        """As in transformers, which saves tied weights once: the configuration has to say that they are.
+
+        peft sets `tie_word_embeddings` to False when it merges an adapter into a model with a source embedding of its
+        own, tied or not.
+        """
+        if self.lm_head.weight is self.model.decoder.embed_tokens.weight:
+            self.config.tie_word_embeddings = True
+        super().save_pretrained(*args, **kwargs)
+
+    def _projects_plainly(self, hidden_states: Tensor) -> bool:
+        """Whether `lm_head` is its weight and bias: no adapter, shard, quantised or offloaded weight."""
+        head = self.lm_head
+        if type(head) is not nn.Linear or type(head.weight) not in (Tensor, nn.Parameter):
+            return False
+        return head.weight.device == hidden_states.device
+
+    def _loss(
+        self, hidden_states: Tensor, logits: Tensor | None, labels: Tensor, num_items_in_batch: Tensor | int | None
+    ) -> Tensor:
+        labels = labels.to(hidden_states.device if logits is None else logits.device)
         label_smoothing = self.config.label_smoothing if self.training else 0.0
-        total = label_smoothed_cross_entropy(
-            hidden_states, self.lm_head.weight, labels, label_smoothing, self.lm_head.bias
-        )
+        if logits is None:
+            total = label_smoothed_cross_entropy(
+                hidden_states, self.lm_head.weight, labels, label_smoothing, self.lm_head.bias
+            )
+        else:  # once made, the logits are what the loss is a function of
+            total = nn.functional.cross_entropy(
+                logits.flatten(0, -2).float(),
+                labels.flatten(),
+                ignore_index=IGNORED,
+                label_smoothing=label_smoothing,
+                reduction="sum",
+            )
         if num_items_in_batch is None:
             num_items_in_batch = labels.ne(IGNORED).sum().clamp(min=1)
         elif isinstance(num_items_in_batch, Tensor):
@@ -449,6 +545,28 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         """(B, T) -> (B, T); the name that `DataCollatorForSeq2Seq` looks for."""
         return shift_right(labels, self.config.pad_token_id, self.config.decoder_start_token_id)
 
+    def _prepare_generation_config(self, *args, **kwargs):
+        """Give the length penalty the formula that `length_penalty_type` names: in the call, else in the configuration.
+
+        Raises:
+            ValueError: an unknown name.
+        """
+        name = kwargs.pop("length_penalty_type", None)
+        generation_config, model_kwargs = super()._prepare_generation_config(*args, **kwargs)
+        if name is None:
+            name = getattr(generation_config, "length_penalty_type", None)
+        generation_config.length_penalty = length_penalty_of_type(generation_config.length_penalty, name)
+        return generation_config, model_kwargs
+
+    def create_masks_for_generate(self, past_key_values: Cache, **kwargs: Any) -> Any:
+        """What `generate()` calls with a static cache.
+
+        Raises:
+            UserError: see `attention_backends.check_cache`.
+        """
+        check_cache(self.config, past_key_values)
+        return create_masks_for_generate(past_key_values=past_key_values, **kwargs)
+
     def _prepare_model_inputs(self, inputs=None, bos_token_id=None, model_kwargs=None):
         """Infer the source's mask where the caller of `generate()` gave none; transformers leaves it out."""
         inputs, name, model_kwargs = super()._prepare_model_inputs(inputs, bos_token_id, model_kwargs)
@@ -458,7 +576,8 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
 
     def _expand_inputs_for_generation(self, expand_size=1, is_encoder_decoder=False, input_ids=None, **model_kwargs):
         """Copy the decoder's side for each beam, but not the source: beams share their sentence's memory."""
-        source = {key: model_kwargs.pop(key) for key in ("encoder_outputs", "attention_mask") if key in model_kwargs}
+        per_sentence = ("encoder_outputs", "attention_mask", "inputs_embeds")
+        source = {key: model_kwargs.pop(key) for key in per_sentence if key in model_kwargs}
         input_ids, model_kwargs = super()._expand_inputs_for_generation(
             expand_size=expand_size, is_encoder_decoder=False, input_ids=input_ids, **model_kwargs
         )

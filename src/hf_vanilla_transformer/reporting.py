@@ -102,6 +102,7 @@ def evaluate_model(
     target_lang: str,
     num_beams: int | None = None,
     length_penalty: float | None = None,
+    length_penalty_type: str | None = None,
     results: Path | None = None,
 ) -> dict[str, Any]:
     """Translate and score test sets.
@@ -111,7 +112,7 @@ def evaluate_model(
         test_sets: from `read_test_sets`.
         folder: the model's; `evaluation.json` goes there, which the model card is filled from.
         target_lang: names the files with the hypotheses, and the tokenizer of P1.
-        num_beams, length_penalty: None takes the model's `generation_config`.
+        num_beams, length_penalty, length_penalty_type: as in `translation.translate`.
         results: where `<test set>.hyp.<language>` and a `run.json` that joins training and scores go, to be
             committed or shared; None leaves the hypotheses in `folder`.
 
@@ -126,10 +127,18 @@ def evaluate_model(
     search: dict[str, Any] = {"num_beams": beams}
     if beams > 1:
         search["length_penalty"] = 1.0 if penalty is None else penalty
+        stored = getattr(generation, "length_penalty_type", None)
+        search["length_penalty_type"] = length_penalty_type or stored or "average"
     record: dict[str, Any] = {"sets": {}, "generation": search, **provenance()}
     for test_set in test_sets:
         hypotheses = translate(
-            model, tokenizer, test_set.sources, num_beams=beams, length_penalty=penalty, progress=True
+            model,
+            tokenizer,
+            test_set.sources,
+            num_beams=beams,
+            length_penalty=penalty,
+            length_penalty_type=length_penalty_type,
+            progress=True,
         )
         path = target / f"{test_set.name}.hyp.{target_lang}"
         path.write_text("".join(f"{line}\n" for line in hypotheses), encoding="utf-8")

@@ -110,7 +110,11 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
         beams = self.args.eval_num_beams
         self.model.generation_config = deepcopy(kept)
         self.model.generation_config.update(
-            num_beams=beams, early_stopping=beams > 1, length_penalty=1.0, max_length=self.eval_max_length
+            num_beams=beams,
+            early_stopping=beams > 1,
+            length_penalty=1.0,
+            length_penalty_type="average",
+            max_length=self.eval_max_length,
         )
         try:
             with self.ema.applied() if self.ema else nullcontext():
@@ -289,6 +293,11 @@ def _build_model(
     except (ValueError, ImportError, OSError) as error:
         raise UserError(" ".join(str(error).split())) from error
     require_fit(tokenizer, model.config)
+    search = {
+        "early_stopping": True,
+        "length_penalty": args.length_penalty,
+        "length_penalty_type": args.length_penalty_type,
+    }
     model.generation_config = GenerationConfig(
         bos_token_id=model.config.bos_token_id,
         eos_token_id=model.config.eos_token_id,
@@ -296,7 +305,7 @@ def _build_model(
         decoder_start_token_id=model.config.decoder_start_token_id,
         max_length=min(args.generation_max_length, model.config.max_position_embeddings),
         num_beams=args.generation_num_beams,
-        **({"early_stopping": True, "length_penalty": args.length_penalty} if args.generation_num_beams > 1 else {}),
+        **(search if args.generation_num_beams > 1 else {}),
     )
     return model
 

@@ -9,8 +9,10 @@ from tqdm.auto import tqdm
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
+from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .errors import UserError
 from .loss import IGNORED
+from .search import LENGTH_PENALTY_TYPES
 from .tokenization_vanilla_transformer import load_tokenizer, require_fit
 
 # Where generation_config names no maximum, that of section 6.1: "input length + 50"; here the longest of a batch.
@@ -22,7 +24,7 @@ class Hypothesis(NamedTuple):
 
     Attributes:
         text: without special tokens.
-        score: what the search ranks by: natural log-probability divided by length ** length_penalty.
+        score: what the search ranks by: natural log-probability divided by the length penalty, see `search`.
     """
 
     text: str
@@ -74,6 +76,7 @@ def translate(
     *,
     num_beams: int | None = None,
     length_penalty: float | None = None,
+    length_penalty_type: str | None = None,
     max_tokens_per_batch: int = 8192,
     progress: bool = False,
 ) -> list[str]:
@@ -85,13 +88,15 @@ def translate(
         sentences: source text, one sentence each.
         num_beams: None takes the model's `generation_config`.
         length_penalty: exponent of the length in the beam score; None takes the model's `generation_config`.
+        length_penalty_type: "average" or "wu", the paper's, see `search`; None takes the model's `generation_config`.
         max_tokens_per_batch: sentences * beams * longest source of one batch.
         progress: whether to show a bar.
 
     Raises:
-        UserError: a sentence that is longer than the model can read, before anything is translated.
+        UserError: before anything is translated: a sentence that is longer than the model can read; a
+            `length_penalty_type` that is unknown or given to another library's model.
     """
-    options = _search_options(model, 1, num_beams, length_penalty)
+    options = _search_options(model, 1, num_beams, length_penalty, length_penalty_type)
     results = _search(model, tokenizer, sentences, options, max_tokens_per_batch, progress)
     return [hypotheses[0].text for hypotheses in results]
 
@@ -104,6 +109,7 @@ def translate_nbest(
     nbest: int = 1,
     num_beams: int | None = None,
     length_penalty: float | None = None,
+    length_penalty_type: str | None = None,
     max_tokens_per_batch: int = 8192,
     progress: bool = False,
 ) -> list[list[Hypothesis]]:
@@ -114,23 +120,36 @@ def translate_nbest(
     Raises:
         UserError: as `translate`; or more translations than beams.
     """
-    options = _search_options(model, nbest, num_beams, length_penalty)
+    options = _search_options(model, nbest, num_beams, length_penalty, length_penalty_type)
     return _search(model, tokenizer, sentences, {**options, "output_scores": True}, max_tokens_per_batch, progress)
 
 
 def _search_options(
-    model: PreTrainedModel, nbest: int, num_beams: int | None, length_penalty: float | None
+    model: PreTrainedModel,
+    nbest: int,
+    num_beams: int | None,
+    length_penalty: float | None,
+    length_penalty_type: str | None,
 ) -> dict[str, Any]:
     """Arguments for `generate()`. Those that mean nothing without beams get the values that silence transformers."""
     beams = num_beams or model.generation_config.num_beams or 1
     if nbest > beams:
         raise UserError(f"{nbest} translations of each sentence need at least as many beams, not {beams}")
+    _check_length_penalty_type(model, length_penalty_type)
     options: dict[str, Any] = {"num_beams": beams, "num_return_sequences": nbest}
     if beams == 1:
-        options |= {"length_penalty": 1.0, "early_stopping": False}
-    elif length_penalty is not None:
-        options["length_penalty"] = length_penalty
-    return options
+        return {**options, "length_penalty": 1.0, "early_stopping": False}
+    penalty = {"length_penalty": length_penalty, "length_penalty_type": length_penalty_type}
+    return options | {key: value for key, value in penalty.items() if value is not None}
+
+
+def _check_length_penalty_type(model: PreTrainedModel, name: str | None) -> None:
+    if name is None:
+        return
+    if name not in LENGTH_PENALTY_TYPES:
+        raise UserError(f"length_penalty_type={name!r} is not one of {', '.join(LENGTH_PENALTY_TYPES)}")
+    if model.config.model_type != VanillaTransformerConfig.model_type:
+        raise UserError(f"length_penalty_type is an option of our models: leave it out for {model.config.model_type}")
 
 
 def _search(
@@ -141,7 +160,7 @@ def _search(
     max_tokens_per_batch: int,
     progress: bool,
 ) -> list[list[Hypothesis]]:
-    encoded = _encode_sources(tokenizer, sentences, model.config.max_position_embeddings)
+    encoded = encode_sources(tokenizer, sentences, model.config.max_position_embeddings)
     results: list[list[Hypothesis]] = [[Hypothesis("", 0.0)] for _ in sentences]
     longest_first = sorted((row for row, ids in enumerate(encoded) if ids), key=lambda row: -len(encoded[row]))
     nbest = options["num_return_sequences"]
@@ -178,7 +197,7 @@ def score_pairs(
     if len(sources) != len(targets):
         raise UserError(f"{len(sources)} source sentences but {len(targets)} translations: they must be aligned")
     limit = model.config.max_position_embeddings
-    encoded = _encode_sources(tokenizer, sources, limit)
+    encoded = encode_sources(tokenizer, sources, limit)
     labels = tokenizer(text_target=list(targets), return_attention_mask=False)["input_ids"] if targets else []
     for line, (ids, label) in enumerate(zip(encoded, labels, strict=True), start=1):
         if not ids or not targets[line - 1].strip():
@@ -196,7 +215,7 @@ def score_pairs(
     return results
 
 
-def _encode_sources(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[str], limit: int) -> list[list[int]]:
+def encode_sources(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[str], limit: int) -> list[list[int]]:
     """Token ids of each sentence; none at all for an empty one."""
     if not sentences:
         return []
