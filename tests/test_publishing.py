@@ -34,11 +34,15 @@ MODEL_CODE = {
     f"{name}.py"
     for name in (
         "attention",
+        "attention_backends",
         "configuration_vanilla_transformer",
         "embeddings",
+        "errors",
         "layers",
         "loss",
         "modeling_vanilla_transformer",
+        "pipeline_vanilla_transformer",
+        "search",
         "transformer",
     )
 }
@@ -444,7 +448,7 @@ def elsewhere(server, joint_folder, separate_folder, tmp_path_factory):
     folders = {"user/joint": joint_folder, "user/separate": separate_folder}
     for repo_id, folder in folders.items():
         push(folder, server, repo_id)
-    given = {repo_id: usages(server, repo_id)[0] for repo_id in folders}
+    given = {repo_id: usages(server, repo_id)[1] for repo_id in folders}
     code = f"{WITHOUT_PACKAGE}\nusages, source, target = {given!r}, {SOURCE!r}, {TARGET!r}\n{USE_ALL_CLASSES}"
     return json.loads(run_python(code, tmp_path_factory.mktemp("elsewhere"), server))
 
@@ -487,10 +491,10 @@ class TestLoadingWithoutThePackage:
 
 
 def test_with_the_package_but_without_a_login(joint_folder, hub, tmp_path):
-    """One process for both: the card's second example takes no code from the Hub; publishing asks for a login."""
+    """One process for both: the card's last example takes no code from the Hub; publishing asks for a login."""
     push(joint_folder, hub)
     hub.requests.clear()
-    code = f"usage, folder = {usages(hub, REPO)[1]!r}, {str(joint_folder)!r}\n{WITH_PACKAGE}"
+    code = f"usage, folder = {usages(hub, REPO)[2]!r}, {str(joint_folder)!r}\n{WITH_PACKAGE}"
     source = str(Path(hf_vanilla_transformer.__file__).parents[1])
     printed = run_python(code, tmp_path, hub, PYTHONPATH=source)
     assert printed.splitlines() == [

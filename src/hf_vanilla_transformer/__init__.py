@@ -1,9 +1,11 @@
 """The Transformer of "Attention Is All You Need", from scratch and at home in Hugging Face.
 
-Importing the package teaches the Auto classes of transformers the model type `vanilla_transformer`.
+Importing the package teaches the Auto classes of transformers the model type `vanilla_transformer`, and `pipeline` the
+task "vanilla-translation".
 """
 
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers.pipelines import PIPELINE_REGISTRY
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .modeling_vanilla_transformer import (
@@ -19,6 +21,13 @@ AutoModel.register(VanillaTransformerConfig, VanillaTransformerModel)
 AutoModelForSeq2SeqLM.register(VanillaTransformerConfig, VanillaTransformerForConditionalGeneration)
 # Joint vocabularies name another class in their own files and load without this one.
 AutoTokenizer.register(VanillaTransformerConfig, SeparateVocabularyTokenizer)
+# A path, as for the tasks of transformers itself: the file is imported when somebody makes a pipeline. The name
+# "translation" is not ours to give: transformers has removed it for the models of everybody.
+PIPELINE_REGISTRY.supported_tasks["vanilla-translation"] = {
+    "impl": f"{__name__}.pipeline_vanilla_transformer.VanillaTransformerTranslationPipeline",
+    "pt": (AutoModelForSeq2SeqLM,),
+    "type": "text",
+}
 
 __all__ = [
     "VanillaTransformerConfig",

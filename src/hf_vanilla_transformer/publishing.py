@@ -1,8 +1,8 @@
 """From the folder of a training run to a model on the Hub that says what it is and loads anywhere.
 
-The published folder holds the weights, the configuration, the tokenizer, the code of the model and a card (see
-`card`). The records that the card is made from, `run.json` and `evaluation.json`, stay at home: they quote sentences of
-the training data.
+The published folder holds the weights, the configuration, the tokenizer, the code of the model and of its pipeline, and
+a card (see `card`). The records that the card is made from, `run.json` and `evaluation.json`, stay at home: they quote
+sentences of the training data.
 
 This module knows nothing of training and evaluation: it reads what they left in the folder.
 """
@@ -20,11 +20,13 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError
 from transformers import PreTrainedTokenizerBase
+from transformers.dynamic_module_utils import custom_object_save
 
 from .card import model_card
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .errors import UserError
 from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerModel
+from .pipeline_vanilla_transformer import VanillaTransformerTranslationPipeline
 from .provenance import EVALUATION_RECORD, RUN_RECORD
 from .tokenization_vanilla_transformer import SeparateVocabularyTokenizer, load_tokenizer, require_fit
 
@@ -70,8 +72,9 @@ def publish(
 def export_folder(folder: str | Path, output: str | Path, *, repo_id: str, license: str | None = None) -> Path:
     """Write the folder that goes to the Hub; returns its path.
 
-    The result loads with `AutoModelForSeq2SeqLM.from_pretrained(output, trust_remote_code=True)` where this
-    package is not installed. It has been read back and compared with `folder` before this function returns.
+    The result loads with `AutoModelForSeq2SeqLM.from_pretrained(output, trust_remote_code=True)` and translates with
+    `pipeline("translation", model=output, trust_remote_code=True)` where this package is not installed. It has been
+    read back and compared with `folder` before this function returns.
 
     Args:
         folder: holds config.json, model.safetensors, generation_config.json, the tokenizer's files, run.json
@@ -172,11 +175,20 @@ def _save_with_code(
     model: VanillaTransformerForConditionalGeneration, tokenizer: PreTrainedTokenizerBase, output: Path
 ) -> None:
     # Saving registers only the class that is saved: the bare model has to be named by hand.
-    model_class = f"{VanillaTransformerModel.__module__.split('.')[-1]}.{VanillaTransformerModel.__name__}"
-    model.config.auto_map = {"AutoModel": model_class}
+    model.config.auto_map = {"AutoModel": _reference(VanillaTransformerModel)}
+    pipeline = _reference(VanillaTransformerTranslationPipeline)
+    model.config.custom_pipelines = {
+        "translation": {"impl": pipeline, "pt": ["AutoModelForSeq2SeqLM"], "type": "text"},
+    }
     with _code_travels():
         model.save_pretrained(output)
         tokenizer.save_pretrained(output)
+    custom_object_save(VanillaTransformerTranslationPipeline, output)
+
+
+def _reference(cls: type) -> str:
+    """How config.json names a class of a file that lies beside it."""
+    return f"{cls.__module__.split('.')[-1]}.{cls.__name__}"
 
 
 @contextlib.contextmanager
