@@ -70,6 +70,57 @@ def test_translate_nbest(folder, capsys):
     assert float(rows[0][1]) >= float(rows[1][1])
 
 
+def test_export_to_ctranslate2_and_translate_with_it(folder, tmp_path, capsys):
+    pytest.importorskip("ctranslate2", reason="needs the extra ctranslate2")
+    output = tmp_path / "ct2"
+    assert main(["export", str(folder), "--format", "ctranslate2", "--output", str(output)]) == 0
+    assert capsys.readouterr().out == f"the export is in {output}\n"
+    search = [*TEXT, "--num_beams", "1"]
+    assert main(["translate", str(output), "--engine", "ctranslate2", *search]) == 0
+    translations = capsys.readouterr().out
+    assert main(["translate", str(folder), *search]) == 0
+    assert translations == capsys.readouterr().out
+    found = complaint(capsys, ["translate", str(output), "--engine", "ctranslate2", "a", "--length_penalty_type", "wu"])
+    assert found.endswith("--engine ctranslate2 does not know --length_penalty_type wu: it ranks by the average")
+    found = complaint(capsys, ["translate", str(output), "--engine", "ctranslate2", "a", "--dtype", "bfloat16"])
+    assert found.endswith("--dtype bfloat16: with CTranslate2 the type is chosen by `export --compute_type`")
+
+
+def test_ctranslate2_is_not_installed(folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ctranslate2", None)
+    monkeypatch.delitem(sys.modules, "hf_vanilla_transformer.ctranslate2_export", raising=False)
+    advice = "CTranslate2 is not installed: pip install 'hf-vanilla-transformer[ctranslate2]'"
+    export = ["export", str(folder), "--format", "ctranslate2", "--output", str(tmp_path / "ct2")]
+    assert complaint(capsys, export).endswith(advice)
+    assert complaint(capsys, ["translate", str(folder), "--engine", "ctranslate2", "a"]).endswith(advice)
+
+
+@pytest.mark.slow
+def test_export_to_onnx(folder, tmp_path, capsys):
+    pytest.importorskip("onnxscript", reason="needs the extra onnx")
+    assert main(["export", str(folder), "--format", "onnx", "--output", str(tmp_path / "onnx")]) == 0
+    assert {"encoder.onnx", "prefill.onnx", "decode.onnx"} <= {path.name for path in (tmp_path / "onnx").iterdir()}
+
+
+def test_translate_with_the_papers_length_penalty(folder, capsys):
+    """Both rank by log-probability / penalty; with an exponent of 1 the penalties are length and (5 + length) / 6."""
+    scores = {}
+    for name in ("wu", "average"):
+        search = ["--num_beams", "3", "--length_penalty", "1", "--length_penalty_type", name]
+        assert main(["translate", str(folder), TEXT[0], "--nbest", "3", *search]) == 0
+        rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+        scores[name] = {text: float(score) for _, score, text in rows}
+    for text in scores["wu"].keys() & scores["average"].keys():
+        ratio = scores["wu"][text] / scores["average"][text]  # 6 n / (5 + n)
+        length = 5 * ratio / (6 - ratio)
+        assert length > 1.5
+        assert length == pytest.approx(round(length), abs=0.02 * length)
+    assert scores["wu"].keys() & scores["average"].keys()
+    with pytest.raises(SystemExit):
+        main(["translate", str(folder), TEXT[0], "--length_penalty_type", "Wu"])
+    assert "invalid choice: 'Wu'" in capsys.readouterr().err
+
+
 def test_score_prints_a_line_for_each_pair_and_the_perplexity(folder, tmp_path, capsys):
     source, target = write(tmp_path / "a.en", TEXT), write(tmp_path / "a.de", TEXT[::-1])
     assert main(["score", str(folder), source, target]) == 0

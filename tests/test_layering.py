@@ -19,19 +19,29 @@ LEVELS = [
         "errors",
         "version",
         "provenance",
+        "search",
         "attention",
         "embeddings",
         "loss",
         "configuration_vanilla_transformer",
         "tokenization_vanilla_transformer",
     },
-    {"layers"},
+    {"layers", "attention_backends"},
     {"transformer"},
     {"modeling_vanilla_transformer"},
-    {"corpus", "embedded_corpus", "batching", "averaging", "checkpoints"},
+    {"corpus", "embedded_corpus", "batching", "averaging", "checkpoints", "weight_files"},
     {"arguments", "preparation", "training"},
-    {"translation", "evaluation", "card"},
-    {"inspection", "interchange", "publishing", "reporting"},
+    {
+        "translation",
+        "pipeline_vanilla_transformer",
+        "evaluation",
+        "card",
+        "weight_layout",
+        "reference_layouts",
+        "teaching_layouts",
+        "foreign_tokenizers",
+    },
+    {"onnx_export", "inspection", "interchange", "publishing", "reporting", "ctranslate2_export"},
     {"demo", "cli"},
 ]
 # Inside a level: (who imports, from whom).
@@ -40,6 +50,8 @@ INSIDE_A_LEVEL = {
     ("preparation", "arguments"),
     ("training", "arguments"),
     ("training", "preparation"),
+    ("reference_layouts", "weight_layout"),
+    ("teaching_layouts", "weight_layout"),
     ("cli", "demo"),
 }
 LEVEL = {module: number for number, level in enumerate(LEVELS) for module in level}
@@ -51,10 +63,14 @@ MODEL_FILES = {
     "transformer",
     "layers",
     "attention",
+    "attention_backends",
     "embeddings",
+    "errors",
     "loss",
+    "search",
 }
 TOKENIZER_FILES = {"tokenization_vanilla_transformer", "errors"}
+PIPELINE_FILES = {"pipeline_vanilla_transformer", "errors"}
 
 
 @cache
@@ -142,6 +158,7 @@ def test_the_package_itself_imports_little():
     [
         ("modeling_vanilla_transformer", MODEL_FILES, {"torch", "transformers", "huggingface_hub"}),
         ("tokenization_vanilla_transformer", TOKENIZER_FILES, {"tokenizers", "transformers"}),
+        ("pipeline_vanilla_transformer", PIPELINE_FILES, {"torch", "transformers"}),
     ],
 )
 class TestWhatTravelsToTheHub:

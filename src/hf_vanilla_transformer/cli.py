@@ -7,12 +7,19 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from transformers.utils.logging import disable_progress_bar
 
 from .errors import UserError
+from .search import LENGTH_PENALTY_TYPES
+
+ENGINES = {
+    "onnx": "ONNX graphs for ONNX Runtime: encoder, first step, further steps",
+    "ctranslate2": "CTranslate2, for fast translation on CPUs, also in int8",
+}
 
 
 def _train(argv: Sequence[str]) -> None:
@@ -57,6 +64,11 @@ def _load(options: argparse.Namespace):
 def _add_search_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num_beams", type=int, help="beams; by default those of generation_config.json")
     parser.add_argument("--length_penalty", type=float, help="exponent of the length in the beam score")
+    parser.add_argument(
+        "--length_penalty_type",
+        choices=LENGTH_PENALTY_TYPES,
+        help="score = log-probability / length^penalty (average), or / ((5 + length) / 6)^penalty, the paper's (wu)",
+    )
 
 
 def _read_lines(path: str) -> list[str]:
@@ -94,22 +106,35 @@ def _translate(argv: Sequence[str]) -> None:
     parser.add_argument("--input", default="-", help="a text file; - is standard input")
     parser.add_argument("--output", help="a text file; by default standard output")
     parser.add_argument("--nbest", type=int, help="write so many translations: line number, score, text, tab-separated")
+    parser.add_argument(
+        "--engine",
+        choices=("transformers", "ctranslate2"),
+        default="transformers",
+        help="what translates; ctranslate2 needs a folder that `export --format ctranslate2` wrote",
+    )
     _add_search_options(parser)
-    options = parser.parse_args(argv)
+    options = parser.parse_intermixed_args(argv)
     if len(options.sentences) == 1 and Path(options.sentences[0]).is_file():
         raise UserError(f"{options.sentences[0]} is a file: translate it with --input {options.sentences[0]}")
     sentences = options.sentences or _read_lines(options.input)
-    model, tokenizer = _load(options)
-    results = translate_nbest(
-        model,
-        tokenizer,
-        sentences,
-        nbest=options.nbest or 1,
-        num_beams=options.num_beams,
-        length_penalty=options.length_penalty,
-        max_tokens_per_batch=options.max_tokens_per_batch,
-        progress=len(sentences) > 100,
-    )
+    search = {
+        "nbest": options.nbest or 1,
+        "num_beams": options.num_beams,
+        "length_penalty": options.length_penalty,
+        "max_tokens_per_batch": options.max_tokens_per_batch,
+    }
+    if options.engine == "ctranslate2":
+        results = _ctranslate2(options).translate_nbest(sentences, **search)
+    else:
+        model, tokenizer = _load(options)
+        results = translate_nbest(
+            model,
+            tokenizer,
+            sentences,
+            length_penalty_type=options.length_penalty_type,
+            progress=len(sentences) > 100,
+            **search,
+        )
     if options.nbest:
         lines = [
             f"{number}\t{hypothesis.score:.4f}\t{hypothesis.text}"
@@ -119,6 +144,23 @@ def _translate(argv: Sequence[str]) -> None:
     else:
         lines = [hypotheses[0].text for hypotheses in results]
     _write_lines(lines, options.output)
+
+
+def _ctranslate2(options: argparse.Namespace):
+    """The model in `options.model` on CTranslate2.
+
+    Raises:
+        UserError: CTranslate2 is not installed, or an option that it does not know.
+    """
+    if options.length_penalty_type == "wu":
+        raise UserError("--engine ctranslate2 does not know --length_penalty_type wu: it ranks by the average")
+    if options.dtype != "auto":
+        raise UserError(f"--dtype {options.dtype}: with CTranslate2 the type is chosen by `export --compute_type`")
+    try:
+        from .ctranslate2_export import CTranslate2Engine
+    except ImportError as error:
+        raise UserError("CTranslate2 is not installed: pip install 'hf-vanilla-transformer[ctranslate2]'") from error
+    return CTranslate2Engine(options.model, device=options.device or "cpu")
 
 
 def _score(argv: Sequence[str]) -> None:
@@ -187,6 +229,7 @@ def _evaluate(argv: Sequence[str]) -> None:
         target_lang=target_lang,
         num_beams=options.num_beams,
         length_penalty=options.length_penalty,
+        length_penalty_type=options.length_penalty_type,
         results=results,
     )
     for name, found in record["sets"].items():
@@ -233,6 +276,89 @@ def _publish(argv: Sequence[str]) -> None:
     print(publish(options.folder, options.repo_id, private=options.private, license=options.license))
 
 
+def _import(argv: Sequence[str]) -> None:
+    from dataclasses import fields
+    from typing import get_args
+
+    from .interchange import import_folder
+    from .weight_layout import LayoutOptions
+
+    parser = _format_parser(
+        "import", "Make a folder of ours from the weights of another library; the same logits, the same translations."
+    )
+    parser.add_argument("source", help="a file of weights (.safetensors, .npz, torch), or a folder that holds one")
+    parser.add_argument("--output", required=True, help="a new folder")
+    group = parser.add_argument_group(
+        "what weights do not tell", "by default what the source says, or else the default of the library it comes from"
+    )
+    for option in fields(LayoutOptions):
+        kind = get_args(option.type)[0]
+        parse = {"action": argparse.BooleanOptionalAction} if kind is bool else {"type": kind}
+        group.add_argument(f"--{option.name}", help=option.metadata["help"], **parse)
+    options = vars(parser.parse_args(argv))
+    source, format, output = (options.pop(name) for name in ("source", "format", "output"))
+    for note in import_folder(source, format, output, LayoutOptions(**options)):
+        print(note)
+    print(f"the model is in {output}")
+
+
+def _export(argv: Sequence[str]) -> None:
+    from .interchange import export_model
+
+    parser = _format_parser(
+        "export",
+        "Write one of our models in the layout of another library; the same logits, the same translations.",
+        ENGINES,
+    )
+    parser.add_argument("folder", help="a folder with a model of ours")
+    parser.add_argument(
+        "--output",
+        required=True,
+        help="marian and engines: a new folder; otherwise a new file, .pt, .safetensors or .npz",
+    )
+    parser.add_argument("--compute_type", default="float32", help="ctranslate2: float32, float16, bfloat16, int8 ...")
+    options = parser.parse_args(argv)
+    if options.format in ENGINES:
+        _export_for_engine(options)
+    else:
+        for note in export_model(options.folder, options.format, options.output):
+            print(note)
+    print(f"the export is in {options.output}")
+
+
+def _export_for_engine(options: argparse.Namespace) -> None:
+    from .translation import load_model
+
+    model, tokenizer = load_model(options.folder, device="cpu", dtype="float32")
+    if options.format == "onnx":
+        from .onnx_export import export_onnx
+
+        export_onnx(model, options.output)
+        tokenizer.save_pretrained(options.output)
+        return
+    try:
+        from .ctranslate2_export import export_ctranslate2
+    except ImportError as error:
+        raise UserError("CTranslate2 is not installed: pip install 'hf-vanilla-transformer[ctranslate2]'") from error
+    export_ctranslate2(model, tokenizer, options.output, options.compute_type)
+
+
+def _format_parser(
+    command: str, description: str, engines: Mapping[str, str] = MappingProxyType({})
+) -> argparse.ArgumentParser:
+    from .interchange import FORMATS
+
+    formats = {**{name: layout.description for name, layout in FORMATS.items()}, **engines}
+    parser = argparse.ArgumentParser(
+        prog=f"vanilla-transformer {command}",
+        description=description,
+        epilog="formats:\n" + "\n".join(f"  {name:<18}{text}" for name, text in formats.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--format", required=True, choices=formats, metavar="NAME", help="one of those below")
+    return parser
+
+
 def _demo(argv: Sequence[str]) -> None:
     from .demo import run_demo
 
@@ -250,6 +376,8 @@ COMMANDS = {
     "score": (_score, "log-probability of given translations"),
     "evaluate": (_evaluate, "BLEU, chrF, TER and P1 on test sets; compare two systems"),
     "publish": (_publish, "make the Hub folder of a model and upload it"),
+    "import": (_import, "make a model of ours from the weights of another library"),
+    "export": (_export, "write a model in the layout of another library"),
     "demo": (_demo, "all of it in minutes on an embedded corpus"),
 }
 

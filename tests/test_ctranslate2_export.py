@@ -1,0 +1,152 @@
+"""CTranslate2 against our own model: the same translations, of the same scores."""
+
+import json
+
+import pytest
+import torch
+
+from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.tokenization_vanilla_transformer import (
+    SeparateVocabularyTokenizer,
+    joint_tokenizer,
+    learn_backend,
+)
+from hf_vanilla_transformer.translation import score_pairs, translate_nbest
+
+pytest.importorskip("ctranslate2", reason="needs the extra ctranslate2")
+
+from hf_vanilla_transformer.ctranslate2_export import CTranslate2Engine, export_ctranslate2
+
+ENGLISH = ["a small dog runs", "the red house stands", "two old men sleep here", "a woman reads the long book"]
+GERMAN = ["ein kleiner Hund rennt", "das rote Haus steht", "zwei alte Männer schlafen hier", "eine Frau liest"]
+SENTENCES = [*ENGLISH, "", "the dog reads", "two women run here and there and sleep"]
+
+
+def model_and_tokenizer(folder, separate=False, **overrides):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 70}
+    if separate:
+        paths = [str(folder / f"{side}.json") for side in ("source", "target")]
+        for path, text, size in zip(paths, (ENGLISH, GERMAN), (60, 64), strict=True):
+            learn_backend(text * 3, vocab_size=size).save(path)
+        tokenizer = SeparateVocabularyTokenizer(*paths)
+        sizes = {"vocab_size": 70, "encoder_vocab_size": 66, "share_encoder_decoder_embeddings": False}
+    else:
+        tokenizer = joint_tokenizer(learn_backend((ENGLISH + GERMAN) * 3, vocab_size=70))
+    config = VanillaTransformerConfig.preset("test", dropout=0.0, **{**sizes, **overrides})
+    model = VanillaTransformerForConditionalGeneration(config).eval()
+    with torch.no_grad():  # biases and norms start at 0 and 1, which would hide a mix-up
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.generation_config.max_length = 24
+    return model, tokenizer
+
+
+SHAPES = {
+    "the paper's": {},
+    "pre-norm": {"norm_position": "pre", "layer_norm_eps": 1e-3},
+    "pre-norm without a final norm": {"norm_position": "pre", "add_final_layer_norm": False},
+    "learned positions": {"position_embedding_type": "learned"},
+    "unscaled embeddings": {"scale_embedding": False},
+    "unequal stacks": {"encoder_layers": 3, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_ffn_dim": 48},
+    "a head size of its own": {"head_dim": 16},
+    "no attention bias": {"attention_bias": False},
+    "gelu, output bias, untied": {
+        "activation_function": "gelu",
+        "lm_head_bias": True,
+        "share_encoder_decoder_embeddings": False,
+        "tie_word_embeddings": False,
+    },
+    "two vocabularies": {"separate": True},
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+class TestFloat32:
+    def test_scores_of_given_translations(self, shape, tmp_path):
+        model, tokenizer = model_and_tokenizer(tmp_path, **shape)
+        engine = CTranslate2Engine(export_ctranslate2(model, tokenizer, tmp_path / "out"), threads=1)
+        source = [tokenizer.convert_ids_to_tokens(ids) for ids in tokenizer(ENGLISH)["input_ids"]]
+        labels = tokenizer(text_target=GERMAN)["input_ids"]
+        target = [[engine._target.id_to_token(index) for index in ids[:-1]] for ids in labels]
+        theirs = [sum(found.log_probs) for found in engine.translator.score_batch(source, target)]
+        ours = [score.log_probability for score in score_pairs(model, tokenizer, ENGLISH, GERMAN)]
+        assert theirs == pytest.approx(ours, abs=2e-4)
+
+    def test_greedy_search(self, shape, tmp_path):
+        model, tokenizer = model_and_tokenizer(tmp_path, **shape)
+        engine = CTranslate2Engine(export_ctranslate2(model, tokenizer, tmp_path / "out"), threads=1)
+        ours = [found[0].text for found in translate_nbest(model, tokenizer, SENTENCES, num_beams=1)]
+        assert [found[0].text for found in engine.translate_nbest(SENTENCES, num_beams=1)] == ours
+        assert ours[4] == ""
+
+
+def test_settings_come_from_the_folder(tmp_path):
+    model, tokenizer = model_and_tokenizer(tmp_path)
+    model.generation_config.update(num_beams=3, length_penalty=0.3, max_length=9)
+    engine = CTranslate2Engine(export_ctranslate2(model, tokenizer, tmp_path / "out"), threads=1)
+    default = engine.translate_nbest(ENGLISH, nbest=2)
+    assert default == engine.translate_nbest(ENGLISH, nbest=2, num_beams=3, length_penalty=0.3)
+    assert default != engine.translate_nbest(ENGLISH, nbest=2, num_beams=3, length_penalty=3.0)
+    assert [len(found) for found in default] == [2] * len(ENGLISH)
+    ours = [found[0].text for found in translate_nbest(model, tokenizer, ENGLISH, num_beams=1)]  # cut off at max_length
+    assert [found[0].text for found in engine.translate_nbest(ENGLISH, num_beams=1)] == ours
+    with pytest.raises(UserError, match=r"^4 translations of each sentence need at least as many beams, not 3$"):
+        engine.translate_nbest(ENGLISH, nbest=4)
+
+
+@pytest.mark.parametrize("compute_type", ["int8", "bfloat16", "float16"])
+def test_smaller_types(compute_type, tmp_path):
+    model, tokenizer = model_and_tokenizer(tmp_path, d_model=64, encoder_ffn_dim=256)
+    plain = export_ctranslate2(model, tokenizer, tmp_path / "plain")
+    small = export_ctranslate2(model, tokenizer, tmp_path / "small", compute_type=compute_type)
+    share = 0.4 if compute_type == "int8" else 0.6
+    assert (small / "model.bin").stat().st_size < share * (plain / "model.bin").stat().st_size
+    assert len(CTranslate2Engine(small, threads=1).translate_nbest(ENGLISH)) == len(ENGLISH)
+
+
+def test_the_converter_of_ctranslate2_knows_our_models(tmp_path):
+    from ctranslate2.converters import TransformersConverter
+
+    model, tokenizer = model_and_tokenizer(tmp_path)
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path / "model")
+    TransformersConverter(str(tmp_path / "model")).convert(str(tmp_path / "theirs"))
+    ours = export_ctranslate2(model, tokenizer, tmp_path / "ours")
+    assert (tmp_path / "theirs" / "model.bin").read_bytes() == (ours / "model.bin").read_bytes()
+    assert json.loads((tmp_path / "theirs" / "config.json").read_text()) == json.loads(
+        (ours / "config.json").read_text()
+    )
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("overrides", "message"),
+        [
+            (
+                {"add_final_layer_norm": True},
+                r"^CTranslate2 has no final norm after post-norm layers: add_final_layer_n",
+            ),
+            ({"activation_function": "mish"}, r"^CTranslate2 has no activation_function='mish': it knows relu, gelu"),
+        ],
+    )
+    def test_what_ctranslate2_lacks(self, overrides, message, tmp_path):
+        with pytest.raises(UserError, match=message):
+            export_ctranslate2(*model_and_tokenizer(tmp_path, **overrides), tmp_path / "out")
+
+    def test_unknown_type(self, tmp_path):
+        with pytest.raises(
+            UserError, match=r"^unknown compute type 'int4': choose one of float32, float16, bfloat16, "
+        ):
+            export_ctranslate2(*model_and_tokenizer(tmp_path), tmp_path / "out", compute_type="int4")
+
+    def test_a_folder_in_use(self, tmp_path):
+        (tmp_path / "thesis.txt").write_text("mine")
+        with pytest.raises(UserError, match=r"is not empty: name a new folder$"):
+            export_ctranslate2(*model_and_tokenizer(tmp_path), tmp_path)
+        assert (tmp_path / "thesis.txt").read_text() == "mine"
+
+    def test_no_model(self, tmp_path):
+        with pytest.raises(UserError, match=r"has no model\.bin: make it with `vanilla-transformer export --format"):
+            CTranslate2Engine(tmp_path)
