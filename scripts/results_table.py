@@ -1,16 +1,17 @@
-"""Write the table of results into README.md from scripts/results/<recipe>/seed<N>/run.json.
+"""Write the tables of results into README.md from the files in scripts/results.
 
-python scripts/results_table.py          rewrite the table
-python scripts/results_table.py --check  say whether it is up to date (exit status 1 if not)
+python scripts/results_table.py          rewrite the tables
+python scripts/results_table.py --check  say whether they are up to date (exit status 1 if not)
 """
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from statistics import mean
 
 ROOT = Path(__file__).resolve().parents[1]
-BEGIN, END = "<!-- results: made by scripts/results_table.py -->", "<!-- end of results -->"
+RESULTS = ROOT / "scripts" / "results"
 SETS = ("test_2016_flickr", "test_2017_flickr", "test_2017_mscoco")
 
 
@@ -25,13 +26,13 @@ def cell(runs: list[dict], metric: str) -> str:
     return " / ".join(f"{mean(values):.1f}" for values in scores)
 
 
-def table() -> str:
+def results() -> str:
     """One row for each recipe with Multi30k results."""
     lines = [
         "| recipe | parameters | seeds | epochs | P1 | BLEU | chrF2 | training |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for recipe in sorted((ROOT / "scripts" / "results").iterdir()):
+    for recipe in sorted(RESULTS.iterdir()):
         runs = [run for run in records(recipe) if set(SETS) <= set(run["evaluation"]["sets"])]
         if not runs:
             continue
@@ -44,15 +45,83 @@ def table() -> str:
     return "\n".join(lines)
 
 
+def result(name: str) -> dict:
+    """What a script has measured."""
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def agreement(rows: list[dict]) -> str:
+    """One row for each reference: import and export side by side."""
+    rows = {(row["reference"], row["direction"]): row for row in rows}
+    lines = ["| reference | import: largest difference | beams equal | export: largest difference | beams equal |"]
+    lines.append("|---|---|---|---|---|")
+    for name in dict.fromkeys(reference for reference, _ in rows):
+        cells = [f"`{name}`"]
+        for direction in ("import", "export"):
+            row = rows[name, direction]
+            cells += [f"{row['max_logit_difference']:.1e}", f"{row['equal_beams']} of {row['beams']}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def backends(rows: list[dict]) -> str:
+    """One row for each backend; what could not run has its reason below."""
+    columns = list(rows[0]["differences"])
+    lines = [f"| backend | {' | '.join(columns)} |", "|---|" + "---|" * len(columns)]
+    notes: list[str] = []
+    for row in rows:
+        cells = [_cell_or_note(row["differences"][column], notes) for column in columns]
+        lines.append(f"| `{row['backend']}`, {row['dtype']} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", *(f"{number}. {note}" for number, note in enumerate(notes, start=1))])
+
+
+def _cell_or_note(value: dict | str | float, notes: list[str]) -> str:
+    if not isinstance(value, dict):
+        return value if isinstance(value, str) else f"{value:.0e}"
+    if value["reason"] not in notes:
+        notes.append(value["reason"])
+    return f"not run ({notes.index(value['reason']) + 1})"
+
+
+def common_tests() -> str:
+    """One row for each of transformers' test classes."""
+    lines = ["| tests of transformers | passed | failed | skipped |", "|---|---|---|---|"]
+    for suite in result("common_model_tests")["suites"].values():
+        lines.append(f"| {suite['tests']} | {suite['passed']} | {suite['failed']} | {suite['skipped']} |")
+    return "\n".join(lines)
+
+
+def defects() -> str:
+    """The table of scripts/known_defects.py, without training anything."""
+    command = [sys.executable, str(ROOT / "scripts" / "known_defects.py"), "--table"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+SECTIONS = {
+    "results": results,
+    "agreement": lambda: agreement(result("agreement")["rows"]),
+    "backends": lambda: backends(result("attention_backends")["rows"]),
+    "common tests": common_tests,
+    "defects": defects,
+}
+
+
+def updated(text: str) -> str:
+    """README.md with every table made anew."""
+    for name, table in SECTIONS.items():
+        begin, end = f"<!-- {name}: made by scripts/results_table.py -->", f"<!-- end of {name} -->"
+        before, rest = text.split(begin)
+        after = rest.split(end)[1]
+        text = f"{before}{begin}\n{table()}\n{end}{after}"
+    return text
+
+
 def main() -> int:
     readme = ROOT / "README.md"
     text = readme.read_text(encoding="utf-8")
-    before, rest = text.split(BEGIN)
-    after = rest.split(END)[1]
-    updated = f"{before}{BEGIN}\n{table()}\n{END}{after}"
     if "--check" in sys.argv[1:]:
-        return int(updated != text)
-    readme.write_text(updated, encoding="utf-8")
+        return int(updated(text) != text)
+    readme.write_text(updated(text), encoding="utf-8")
     return 0
 
 
