@@ -461,14 +461,31 @@ class TestFlashAttention:
             random_model("flash_attention_2").get_encoder()(RIGHT, attention_mask=mask)
 
 
-@pytest.mark.skipif(is_flash_attn_2_available(), reason="FlashAttention is there")
-def test_the_table_of_backends(monkeypatch, tmp_path, capsys):
-    """Of one that runs here and one that does not."""
+@pytest.fixture
+def script(monkeypatch):
+    """scripts/attention_backends.py as a module."""
     path = Path(__file__).resolve().parents[1] / "scripts" / "attention_backends.py"
     specification = importlib.util.spec_from_file_location("attention_backends_script", path)
-    script = importlib.util.module_from_spec(specification)
+    module = importlib.util.module_from_spec(specification)
     monkeypatch.syspath_prepend(path.parent)
-    specification.loader.exec_module(script)
+    specification.loader.exec_module(module)
+    return module
+
+
+def test_what_was_measured_is_close(script):
+    rows = json.loads(script.RESULT.read_text(encoding="utf-8"))["rows"]
+    assert [(row["backend"], row["dtype"]) for row in rows] == [
+        (name, str(dtype).removeprefix("torch.")) for name, dtype in script.VARIANTS
+    ]
+    for row in rows:
+        assert script.kept(row), row
+    for worse in (1.0, "other words"):
+        assert not script.kept({"dtype": "bfloat16", "differences": {"beam, left": worse}})
+
+
+@pytest.mark.skipif(is_flash_attn_2_available(), reason="FlashAttention is there")
+def test_the_table_of_backends(script, monkeypatch, tmp_path, capsys):
+    """Of one that runs here and one that does not."""
     monkeypatch.setattr(script, "VARIANTS", [("sdpa", torch.float32), ("flash_attention_2", torch.bfloat16)])
     monkeypatch.setattr(script, "RESULT", tmp_path / "result.json")
     monkeypatch.setattr(script, "trained_model", partial(script.trained_model, steps=2))
