@@ -20,6 +20,7 @@ test-oldest:
 	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=.ci/constraints-oldest.txt
 
 slow: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS) --editable ".[torchao]"
 	$(BIN)/python -m pytest -m slow
 
 lint: $(VENV)/installed

@@ -82,6 +82,10 @@ def test_export_to_ctranslate2_and_translate_with_it(folder, tmp_path, capsys):
     assert translations == capsys.readouterr().out
     found = complaint(capsys, ["translate", str(output), "--engine", "ctranslate2", "a", "--length_penalty_type", "wu"])
     assert found.endswith("--engine ctranslate2 does not know --length_penalty_type wu: it ranks by the average")
+    found = complaint(capsys, ["export", str(folder), "--format", "marian", "--compute_type", "int8", "--output", "x"])
+    assert found.endswith("--compute_type means nothing to --format marian: only to ctranslate2")
+    found = complaint(capsys, ["export", str(folder), "--format", "onnx", "--output", str(output)])
+    assert found.endswith(f"{output}: is not an empty folder: name a new one")
     found = complaint(capsys, ["translate", str(output), "--engine", "ctranslate2", "a", "--dtype", "bfloat16"])
     assert found.endswith("--dtype bfloat16: with CTranslate2 the type is chosen by `export --compute_type`")
 

@@ -1,6 +1,7 @@
 """CTranslate2 against our own model: the same translations, of the same scores."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -82,6 +83,15 @@ class TestFloat32:
         assert ours[4] == ""
 
 
+def test_a_maximum_of_new_tokens(tmp_path):
+    model, tokenizer = model_and_tokenizer(tmp_path)
+    model.generation_config.update(max_new_tokens=3, max_length=None)
+    engine = CTranslate2Engine(export_ctranslate2(model, tokenizer, tmp_path / "out"), threads=1)
+    [[found]] = engine.translate_nbest(ENGLISH[:1])
+    ids = tokenizer(ENGLISH[:1], return_tensors="pt")["input_ids"]
+    assert found.text == tokenizer.decode(model.generate(ids)[0], skip_special_tokens=True)
+
+
 def test_settings_come_from_the_folder(tmp_path):
     model, tokenizer = model_and_tokenizer(tmp_path)
     model.generation_config.update(num_beams=3, length_penalty=0.3, max_length=9)
@@ -143,9 +153,31 @@ class TestErrors:
 
     def test_a_folder_in_use(self, tmp_path):
         (tmp_path / "thesis.txt").write_text("mine")
-        with pytest.raises(UserError, match=r"is not empty: name a new folder$"):
+        with pytest.raises(UserError, match=r"is not an empty folder: name a new one$"):
             export_ctranslate2(*model_and_tokenizer(tmp_path), tmp_path)
         assert (tmp_path / "thesis.txt").read_text() == "mine"
+
+    def test_a_tokenizer_without_a_vocabulary_file(self, tmp_path):
+        model, _ = model_and_tokenizer(tmp_path)
+        tokenizer = SimpleNamespace(unk_token="", bos_token="", eos_token="", convert_ids_to_tokens=str)
+        with pytest.raises(
+            UserError, match=r"^CTranslate2 cannot be given a SimpleNamespace: only models with a token"
+        ):
+            export_ctranslate2(model, tokenizer, tmp_path / "out")
+
+    def test_the_length_penalty_of_the_paper(self, tmp_path):
+        """CTranslate2 has another one: silently it would translate otherwise than the model does."""
+        model, tokenizer = model_and_tokenizer(tmp_path)
+        model.generation_config.update(num_beams=2, length_penalty_type="wu")
+        engine = CTranslate2Engine(export_ctranslate2(model, tokenizer, tmp_path / "out"), threads=1)
+        with pytest.raises(UserError, match=r"^CTranslate2 does not know the model's length_penalty_type 'wu': transl"):
+            engine.translate_nbest(ENGLISH)
+        assert len(engine.translate_nbest(ENGLISH, num_beams=1)) == len(ENGLISH)
+
+    def test_no_such_device(self, tmp_path):
+        export_ctranslate2(*model_and_tokenizer(tmp_path), tmp_path / "out")
+        with pytest.raises(UserError, match=r"^CTranslate2 cannot load .*out on toaster:1: unsupported device toaster"):
+            CTranslate2Engine(tmp_path / "out", device="toaster:1")
 
     def test_no_model(self, tmp_path):
         with pytest.raises(UserError, match=r"has no model\.bin: make it with `vanilla-transformer export --format"):

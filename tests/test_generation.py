@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 from transformers import GenerationConfig, dynamic_module_utils
-from transformers.cache_utils import EncoderDecoderCache, StaticCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
@@ -198,22 +197,6 @@ class TestGreedySearch:
         output = model.generate(SOURCE, **options).tolist()
         assert [row[: len(ids)] for row, ids in zip(output, expected, strict=True)] == expected
         assert all(set(row[len(ids) :]) <= {PAD} for row, ids in zip(output, expected, strict=True))
-
-    def test_a_compiled_step_with_a_static_cache(self):
-        """One graph, whatever the position, as `_can_compile_fullgraph` promises."""
-        model = model_of()
-        memory = model.get_encoder()(SOURCE)
-        steps = torch.tensor([[2, 7, 8, 9]] * len(SOURCE))
-        expected = model(encoder_outputs=memory, attention_mask=MASK, decoder_input_ids=steps).logits
-        past = EncoderDecoderCache(*(StaticCache(config=model.config, max_cache_len=size) for size in (12, 6)))
-        options = {"encoder_outputs": memory, "attention_mask": MASK, "past_key_values": past}
-        torch._dynamo.reset()
-        step = torch.compile(model, fullgraph=True, backend="eager")
-        with torch.no_grad():
-            model(decoder_input_ids=steps[:, :1], **options)  # the first step fills the cross-attention cache
-            for position in range(1, 4):
-                logits = step(decoder_input_ids=steps[:, position : position + 1], **options).logits
-                torch.testing.assert_close(logits[:, 0], expected[:, position], atol=1e-5, rtol=1e-4)
 
 
 class TestSampling:

@@ -52,6 +52,7 @@ INSIDE_A_LEVEL = {
     ("training", "preparation"),
     ("reference_layouts", "weight_layout"),
     ("teaching_layouts", "weight_layout"),
+    ("ctranslate2_export", "interchange"),
     ("cli", "demo"),
 }
 LEVEL = {module: number for number, level in enumerate(LEVELS) for module in level}
@@ -148,6 +149,7 @@ def test_the_package_itself_imports_little():
     assert own_imports("__init__") == {
         "configuration_vanilla_transformer",
         "modeling_vanilla_transformer",
+        "pipeline_vanilla_transformer",
         "tokenization_vanilla_transformer",
         "version",
     }

@@ -206,6 +206,10 @@ class TestForward:
         with pytest.raises(ValueError, match="the decoder needs encoder_hidden_states: it attends to the encoder's"):
             random_model().get_decoder()(TARGET)
 
+    def test_decoder_rows_that_are_no_beams(self):
+        with pytest.raises(ValueError, match="2 rows of the decoder do not divide among 3 source sentences"):
+            random_model()(SOURCE, decoder_input_ids=TARGET[:2])
+
 
 class TestRecordedOutputs:
     @torch.no_grad()

@@ -277,7 +277,7 @@ def test_any_sequence_to_sequence_model(tmp_path, run_folders):
 class TestWhereItIsFound:
     def test_importing_the_package_leaves_the_tasks_of_transformers_alone(self, run_folders):
         assert "translation" not in PIPELINE_REGISTRY.get_supported_tasks()
-        with pytest.raises(KeyError, match="The task translation has been removed from transformers"):
+        with pytest.raises(KeyError, match=r"[Tt]ask translation"):  # removed; in older versions unknown
             pipeline("translation", model=str(run_folders["joint"]))
 
     def test_saved_with_the_package_it_is_data_alone_and_loads_with_the_package(self, translator, tmp_path):

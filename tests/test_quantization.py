@@ -9,6 +9,7 @@ from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from tiny_models import LABELS, SOURCE, TARGET, random_model
 
 quantization = pytest.importorskip("torchao.quantization", reason="needs the extra `torchao`")
+pytestmark = pytest.mark.slow  # the default environment does without: torchao prints warnings at every import
 load = VanillaTransformerForConditionalGeneration.from_pretrained
 UNTIED = {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False, "lm_head_bias": True}
 

@@ -431,3 +431,8 @@ class TestSubwordDropout:
         loaded = AutoTokenizer.from_pretrained(tmp_path)
         assert len({tuple(loaded(TEXT[0]).input_ids) for _ in range(20)}) == 1
         assert isinstance(loaded.backend_tokenizer.model, models.BPE)
+
+
+def test_a_folder_without_a_tokenizer(tmp_path):
+    with pytest.raises(UserError, match=r": holds no tokenizer: put the one that the model was trained with there$"):
+        load_tokenizer(tmp_path)

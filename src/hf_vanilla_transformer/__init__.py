@@ -13,6 +13,7 @@ from .modeling_vanilla_transformer import (
     VanillaTransformerModel,
     VanillaTransformerPreTrainedModel,
 )
+from .pipeline_vanilla_transformer import VanillaTransformerTranslationPipeline
 from .tokenization_vanilla_transformer import SeparateVocabularyTokenizer
 from .version import __version__
 
@@ -21,10 +22,10 @@ AutoModel.register(VanillaTransformerConfig, VanillaTransformerModel)
 AutoModelForSeq2SeqLM.register(VanillaTransformerConfig, VanillaTransformerForConditionalGeneration)
 # Joint vocabularies name another class in their own files and load without this one.
 AutoTokenizer.register(VanillaTransformerConfig, SeparateVocabularyTokenizer)
-# A path, as for the tasks of transformers itself: the file is imported when somebody makes a pipeline. The name
-# "translation" is not ours to give: transformers has removed it for the models of everybody.
+# The name "translation" is not ours to give: transformers has removed it for the models of everybody. And not by
+# `register_pipeline`, which would write the task into the configuration of every model that a pipeline saves.
 PIPELINE_REGISTRY.supported_tasks["vanilla-translation"] = {
-    "impl": f"{__name__}.pipeline_vanilla_transformer.VanillaTransformerTranslationPipeline",
+    "impl": VanillaTransformerTranslationPipeline,
     "pt": (AutoModelForSeq2SeqLM,),
     "type": "text",
 }

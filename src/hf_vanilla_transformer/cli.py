@@ -7,7 +7,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -124,7 +124,7 @@ def _translate(argv: Sequence[str]) -> None:
         "max_tokens_per_batch": options.max_tokens_per_batch,
     }
     if options.engine == "ctranslate2":
-        results = _ctranslate2(options).translate_nbest(sentences, **search)
+        results = _load_engine(options).translate_nbest(sentences, **search)
     else:
         model, tokenizer = _load(options)
         results = translate_nbest(
@@ -146,21 +146,14 @@ def _translate(argv: Sequence[str]) -> None:
     _write_lines(lines, options.output)
 
 
-def _ctranslate2(options: argparse.Namespace):
-    """The model in `options.model` on CTranslate2.
-
-    Raises:
-        UserError: CTranslate2 is not installed, or an option that it does not know.
-    """
+def _load_engine(options: argparse.Namespace):
+    """The model in `options.model` on CTranslate2; raises UserError for an option that it does not know."""
     if options.length_penalty_type == "wu":
         raise UserError("--engine ctranslate2 does not know --length_penalty_type wu: it ranks by the average")
     if options.dtype != "auto":
         raise UserError(f"--dtype {options.dtype}: with CTranslate2 the type is chosen by `export --compute_type`")
-    try:
-        from .ctranslate2_export import CTranslate2Engine
-    except ImportError as error:
-        raise UserError("CTranslate2 is not installed: pip install 'hf-vanilla-transformer[ctranslate2]'") from error
-    return CTranslate2Engine(options.model, device=options.device or "cpu")
+    engine, _ = _ctranslate2()
+    return engine(options.model, device=options.device or "cpu")
 
 
 def _score(argv: Sequence[str]) -> None:
@@ -303,7 +296,8 @@ def _import(argv: Sequence[str]) -> None:
 
 
 def _export(argv: Sequence[str]) -> None:
-    from .interchange import export_model
+    from .interchange import export_model, new_folder, own_model
+    from .tokenization_vanilla_transformer import load_tokenizer
 
     parser = _format_parser(
         "export",
@@ -316,31 +310,50 @@ def _export(argv: Sequence[str]) -> None:
         required=True,
         help="marian and engines: a new folder; otherwise a new file, .pt, .safetensors or .npz",
     )
-    parser.add_argument("--compute_type", default="float32", help="ctranslate2: float32, float16, bfloat16, int8 ...")
+    parser.add_argument("--compute_type", help="ctranslate2: float32 (the default), float16, bfloat16, int8 ...")
     options = parser.parse_args(argv)
-    if options.format in ENGINES:
-        _export_for_engine(options)
+    if options.compute_type and options.format != "ctranslate2":
+        raise UserError(f"--compute_type means nothing to --format {options.format}: only to ctranslate2")
+    notes = []
+    if options.format == "ctranslate2":
+        _, export_ctranslate2 = _ctranslate2()
+        export_ctranslate2(
+            own_model(Path(options.folder)),
+            load_tokenizer(options.folder),
+            new_folder(options.output),
+            options.compute_type or "float32",
+        )
+    elif options.format == "onnx":
+        notes = _export_onnx(Path(options.folder), new_folder(options.output))
     else:
-        for note in export_model(options.folder, options.format, options.output):
-            print(note)
-    print(f"the export is in {options.output}")
+        notes = export_model(options.folder, options.format, options.output)
+    print(*notes, f"the export is in {options.output}", sep="\n")
 
 
-def _export_for_engine(options: argparse.Namespace) -> None:
-    from .translation import load_model
+def _export_onnx(folder: Path, output: Path) -> list[str]:
+    from .interchange import own_model
+    from .onnx_export import export_onnx
+    from .tokenization_vanilla_transformer import load_tokenizer
 
-    model, tokenizer = load_model(options.folder, device="cpu", dtype="float32")
-    if options.format == "onnx":
-        from .onnx_export import export_onnx
-
-        export_onnx(model, options.output)
-        tokenizer.save_pretrained(options.output)
-        return
+    export_onnx(own_model(folder), output)
     try:
-        from .ctranslate2_export import export_ctranslate2
+        load_tokenizer(folder).save_pretrained(output)
+    except UserError as error:  # the graphs are whole without it
+        return [str(error)]
+    return []
+
+
+def _ctranslate2() -> tuple[type, Callable]:
+    """`CTranslate2Engine` and `export_ctranslate2`.
+
+    Raises:
+        UserError: CTranslate2 is not installed.
+    """
+    try:
+        from .ctranslate2_export import CTranslate2Engine, export_ctranslate2
     except ImportError as error:
         raise UserError("CTranslate2 is not installed: pip install 'hf-vanilla-transformer[ctranslate2]'") from error
-    export_ctranslate2(model, tokenizer, options.output, options.compute_type)
+    return CTranslate2Engine, export_ctranslate2
 
 
 def _format_parser(

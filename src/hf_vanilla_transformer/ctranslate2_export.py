@@ -22,6 +22,7 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, Pr
 from .attention import MultiHeadAttention
 from .embeddings import sinusoid_table
 from .errors import UserError
+from .interchange import new_folder
 from .tokenization_vanilla_transformer import SeparateVocabularyTokenizer, load_tokenizer
 from .translation import EXTRA_LENGTH, Hypothesis, encode_sources
 
@@ -135,8 +136,16 @@ def _position_table(half: nn.Module):
 
 
 def _backends(tokenizer: PreTrainedTokenizerBase) -> tuple[Tokenizer, Tokenizer]:
-    """The source's and the target's tokenizer, which a joint vocabulary makes the same."""
-    source = tokenizer.backend_tokenizer
+    """The source's and the target's tokenizer, which a joint vocabulary makes the same.
+
+    Raises:
+        UserError: a tokenizer without a vocabulary file of `tokenizers`, such as that of OPUS-MT.
+    """
+    source = getattr(tokenizer, "backend_tokenizer", None)
+    if source is None:
+        raise UserError(
+            f"CTranslate2 cannot be given a {type(tokenizer).__name__}: only models with a tokenizer.json can go"
+        )
     return source, tokenizer.target_backend if isinstance(tokenizer, SeparateVocabularyTokenizer) else source
 
 
@@ -172,18 +181,23 @@ def export_ctranslate2(
     Raises:
         UserError: an unknown type, a folder that is in use, or a model that CTranslate2 cannot express.
     """
-    folder = Path(folder)
     if compute_type not in COMPUTE_TYPES:
         raise UserError(f"unknown compute type {compute_type!r}: choose one of {', '.join(COMPUTE_TYPES)}")
-    if folder.exists() and any(folder.iterdir()):
-        raise UserError(f"{folder} is not empty: name a new folder")
-    if folder.exists():
-        folder.rmdir()
+    folder = new_folder(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    _LoadedModelConverter(model, tokenizer).convert(str(folder), quantization=compute_type)
+    _LoadedModelConverter(model, tokenizer).convert(str(folder), quantization=compute_type, force=True)
     tokenizer.save_pretrained(folder)
     model.generation_config.save_pretrained(folder)
     return folder
+
+
+def _require_average(generation: GenerationConfig, beams: int) -> None:
+    """Raises UserError where the model ranks by a formula that CTranslate2 does not know."""
+    if beams > 1 and getattr(generation, "length_penalty_type", None) == "wu":
+        raise UserError(
+            "CTranslate2 does not know the model's length_penalty_type 'wu': "
+            "translate with transformers, with one beam, or set it to 'average' in generation_config.json"
+        )
 
 
 class CTranslate2Engine:
@@ -191,12 +205,12 @@ class CTranslate2Engine:
 
     Args:
         folder: what `export_ctranslate2` wrote.
-        device: "cpu" or "cuda".
+        device: "cpu", "cuda" or "cuda:1".
         compute_type: "default" is the type of the weights where the device has it, else the nearest one.
         threads: of one batch; 0 lets CTranslate2 choose.
 
     Raises:
-        UserError: there is no CTranslate2 model.
+        UserError: there is no CTranslate2 model, or no such device.
     """
 
     def __init__(self, folder: str | Path, device: str = "cpu", compute_type: str = "default", threads: int = 0):
@@ -204,9 +218,17 @@ class CTranslate2Engine:
             raise UserError(
                 f"{folder} has no model.bin: make it with `vanilla-transformer export --format ctranslate2`"
             )
-        self.translator = ctranslate2.Translator(
-            str(folder), device=device, compute_type=compute_type, intra_threads=threads
-        )
+        kind, _, number = device.partition(":")
+        try:
+            self.translator = ctranslate2.Translator(
+                str(folder),
+                device=kind,
+                device_index=int(number or 0),
+                compute_type=compute_type,
+                intra_threads=threads,
+            )
+        except (ValueError, RuntimeError) as error:
+            raise UserError(f"CTranslate2 cannot load {folder} on {device}: {error}") from error
         self.tokenizer = load_tokenizer(folder)
         self.generation_config = GenerationConfig.from_pretrained(folder)
         self._source, self._target = _backends(self.tokenizer)
@@ -226,14 +248,19 @@ class CTranslate2Engine:
         generation = self.generation_config
         beams = num_beams or generation.num_beams or 1
         penalty = generation.length_penalty if length_penalty is None else length_penalty
+        _require_average(generation, beams)
         if nbest > beams:
             raise UserError(f"{nbest} translations of each sentence need at least as many beams, not {beams}")
         encoded = encode_sources(self.tokenizer, sentences, self._longest)
         rows = [row for row, ids in enumerate(encoded) if ids]
-        longest = generation.max_length or max(map(len, encoded), default=0) + EXTRA_LENGTH
+        longest = max(map(len, encoded), default=0) + EXTRA_LENGTH
+        if generation.max_new_tokens:
+            longest = generation.max_new_tokens + 1
+        elif generation.max_length:
+            longest = generation.max_length
         found = self.translator.translate_batch(
             [[self._source.id_to_token(index) for index in encoded[row]] for row in rows],
-            max_batch_size=max_tokens_per_batch // beams,
+            max_batch_size=max(1, max_tokens_per_batch // beams),
             batch_type="tokens",
             beam_size=beams,
             num_hypotheses=nbest,

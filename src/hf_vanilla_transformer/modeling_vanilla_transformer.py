@@ -313,7 +313,8 @@ class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
             use_cache: whether to make a cache if none is given.
 
         Raises:
-            ValueError: both or neither of `input_ids` and `inputs_embeds`; no `encoder_hidden_states`.
+            ValueError: both or neither of `input_ids` and `inputs_embeds`; no `encoder_hidden_states`, or a number of
+                them that the decoder's rows are no multiple of.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of decoder_input_ids and decoder_inputs_embeds (or labels)")
@@ -321,6 +322,9 @@ class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
             raise ValueError("the decoder needs encoder_hidden_states: it attends to the encoder's output")
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
+        rows, sentences = inputs_embeds.shape[0], encoder_hidden_states.shape[0]
+        if rows % sentences:
+            raise ValueError(f"{rows} rows of the decoder do not divide among {sentences} source sentences")
         if use_cache and past_key_values is None:
             past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
         past = past_key_values.get_seq_length() if past_key_values is not None else 0
@@ -336,7 +340,7 @@ class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
         cache = past_key_values.self_attention_cache if past_key_values is not None else None
         mask = causal_mask(self.config, inputs_embeds, attention_mask, cache)
         # the beams of a sentence are so many more queries, see MultiHeadAttention
-        queries = inputs_embeds.reshape(encoder_hidden_states.shape[0], -1, inputs_embeds.shape[-1])
+        queries = inputs_embeds.reshape(sentences, -1, inputs_embeds.shape[-1])
         memory_mask = bidirectional_mask(self.config, queries, encoder_attention_mask, encoder_hidden_states)
         hidden_states = self.stack(
             self.dropout((inputs_embeds + positions).to(inputs_embeds.dtype)),

@@ -176,7 +176,14 @@ class SeparateVocabularyTokenizer(PreTrainedTokenizerFast):
 
 
 def load_tokenizer(name_or_path: str | os.PathLike, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """The tokenizer of a saved model, with one vocabulary or two; a folder or a name on the Hub."""
+    """The tokenizer of a saved model, with one vocabulary or two; a folder or a name on the Hub.
+
+    Raises:
+        UserError: a folder without a tokenizer.
+    """
+    files = ("tokenizer_config.json", "tokenizer.json")
+    if os.path.isdir(name_or_path) and not any(os.path.isfile(os.path.join(name_or_path, file)) for file in files):
+        raise UserError(f"{name_or_path}: holds no tokenizer: put the one that the model was trained with there")
     if os.path.isfile(os.path.join(name_or_path, "target_tokenizer.json")):
         return SeparateVocabularyTokenizer.from_pretrained(name_or_path)
     return AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
