@@ -11,7 +11,12 @@ from torch import nn
 from transformers import GenerationConfig, dynamic_module_utils
 from transformers.modeling_outputs import BaseModelOutput
 
-from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+    modeling_vanilla_transformer,
+)
+from hf_vanilla_transformer.beam_search import SharedHistory
 from hf_vanilla_transformer.publishing import _code_travels
 from hf_vanilla_transformer.search import LENGTH_PENALTY_TYPES, WuLengthPenalty, length_penalty_of_type
 
@@ -72,6 +77,9 @@ class StockModel(VanillaTransformerForConditionalGeneration):
 
     def _expand_inputs_for_generation(self, **kwargs):
         return self.stock._expand_inputs_for_generation(**kwargs)
+
+    def _beam_search(self, *args, **kwargs):
+        return self.stock._beam_search(*args, **kwargs)
 
     @property
     def stock(self):
@@ -582,6 +590,7 @@ class TestBeamsShareTheirSource:
             SOURCE,
             max_length=6,
             return_dict_in_generate=True,
+            output_scores=True,  # or else beams are searched in another way, see TestOwnBeamSearch
             cache_implementation=cache_implementation,
             **options,
         ).past_key_values
@@ -618,9 +627,105 @@ class TestBeamsShareTheirSource:
             return original(past_key_values, beam_idx)
 
         monkeypatch.setattr(VanillaTransformerForConditionalGeneration, "_reorder_cache", staticmethod(spy))
-        model_of().generate(SOURCE, max_length=8, num_beams=4)
+        model_of().generate(SOURCE, max_length=8, num_beams=4, return_dict_in_generate=True, output_scores=True)
         assert len(places) > 2
         assert all(place == places[0] for place in places)
+
+
+class TestOwnBeamSearch:
+    """`beam_search`, which stands in wherever nobody asks for what happens at each step."""
+
+    @BACKENDS
+    @pytest.mark.parametrize("early_stopping", [True, False, "never"])
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {},
+            {"num_return_sequences": 3},
+            {"length_penalty": 0.4, "length_penalty_type": "wu"},
+            {"length_penalty": -0.5},
+            {"max_length": 4},
+            {"num_beams": 2, "eos_token_id": [EOS, 5, 9]},
+            {"decoder_input_ids": torch.tensor([[BOS, 8], [BOS, 11], [BOS, 15]])},
+            {"attention_mask": torch.ones_like(MASK)},
+        ],
+        ids=str,
+    )
+    def test_finds_what_transformers_finds(self, options, early_stopping, attn_implementation):
+        options = {"num_beams": 4, "max_length": 12, "early_stopping": early_stopping, "attention_mask": MASK} | options
+        ours = model_of(attn_implementation=attn_implementation)
+        stock = StockModel(copy.deepcopy(ours.config))
+        stock.load_state_dict(ours.state_dict())
+        stock._prepare_generation_config = ours._prepare_generation_config
+        found = ours.generate(SOURCE, return_dict_in_generate=True, **options)
+        expected = stock.eval().generate(SOURCE, return_dict_in_generate=True, output_scores=True, **options)
+        assert isinstance(found.past_key_values.self_attention_cache.layers[0], SharedHistory)
+        assert not isinstance(expected.past_key_values.self_attention_cache.layers[0], SharedHistory)
+        assert found.sequences.tolist() == expected.sequences.tolist()
+        assert found.beam_indices.tolist() == expected.beam_indices.tolist()
+        torch.testing.assert_close(found.sequences_scores, expected.sequences_scores, atol=1e-4, rtol=1e-5)
+        assert ours.generate(SOURCE, **options).tolist() == found.sequences.tolist()
+
+    @pytest.mark.parametrize("name", MODELS)
+    def test_every_kind_of_model(self, name):
+        model, source = model_of(name), source_of(name)
+        found = model.generate(source, num_beams=3, max_length=12)
+        steps = {"return_dict_in_generate": True, "output_scores": True}
+        assert found.tolist() == model.generate(source, num_beams=3, max_length=12, **steps).sequences.tolist()
+
+    def test_finished_sentences_leave_and_change_nothing_for_the_others(self):
+        model, sentences = model_of(), []
+        model.get_decoder().register_forward_pre_hook(
+            lambda _, inputs, named: sentences.append((len(inputs[0]), len(named["encoder_hidden_states"]))),
+            with_kwargs=True,
+        )
+        short = torch.tensor([[5, EOS] + [PAD] * 4])
+        source = torch.cat([short, short, SOURCE, short])
+        together = model.generate(source, num_beams=4, max_length=20)
+        assert sentences[0] == (6, 6)  # the first step is the same for all beams
+        assert sentences[1] == (24, 6)
+        assert sentences[-1][1] < 6
+        assert [rows // memory for rows, memory in sentences[1:]] == [4] * (len(sentences) - 1)
+        alone = [model.generate(row[None], num_beams=4, max_length=20) for row in source]
+        assert without_padding(together) == [without_padding(ids)[0] for ids in alone]
+
+    def test_the_history_is_appended_and_never_moved(self):
+        """Room for 16 steps is taken at once; so many steps write into the same memory."""
+        history, generator = SharedHistory(), torch.Generator().manual_seed(0)
+        written = [torch.randn(2, 4, 1, 8, generator=generator) for _ in range(40)]
+        places = set()
+        for step, states in enumerate(written):
+            rows = states.repeat_interleave(3, dim=0) if step else states
+            keys, values = history.update(rows, rows + 1)
+            places.add(history.buffers[0].data_ptr())
+            assert keys.shape == (2, 4, 1 + 3 * step, 8)
+            assert history.get_seq_length() == step + 1
+        assert len(places) == 3
+        expected = torch.cat([written[0], *(states.expand(-1, -1, 3, -1) for states in written[1:])], dim=2)
+        torch.testing.assert_close(keys, expected)
+        torch.testing.assert_close(values, expected + 1)
+        history.batch_select_indices(torch.tensor([1]))
+        torch.testing.assert_close(history.update(rows[:3], rows[:3])[0][:, :, :-3], expected[1:])
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"output_scores": True},
+            {"output_attentions": True},
+            {"do_sample": True},
+            {"use_cache": False},
+            {"cache_implementation": "static"},
+            {"repetition_penalty": 1.3},
+            {"max_time": 100.0},
+            {"num_beams": 12},
+            {"decoder_attention_mask": torch.ones(3, 1)},
+        ],
+        ids=str,
+    )
+    def test_what_it_cannot_do_is_left_to_transformers(self, options, monkeypatch):
+        monkeypatch.setattr(modeling_vanilla_transformer, "beam_search", None)
+        options = {"num_beams": 3, "max_length": 6, "return_dict_in_generate": True, **options}
+        assert len(model_of(attn_implementation="eager").generate(SOURCE, **options).sequences) == 3
 
 
 class TestLengthPenalty:

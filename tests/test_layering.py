@@ -19,6 +19,7 @@ LEVELS = [
         "errors",
         "version",
         "provenance",
+        "beam_search",
         "search",
         "attention",
         "embeddings",
@@ -68,6 +69,7 @@ MODEL_FILES = {
     "embeddings",
     "errors",
     "loss",
+    "beam_search",
     "search",
 }
 TOKENIZER_FILES = {"tokenization_vanilla_transformer", "errors"}

@@ -42,6 +42,7 @@ MODEL_CODE = {
         "loss",
         "modeling_vanilla_transformer",
         "pipeline_vanilla_transformer",
+        "beam_search",
         "search",
         "transformer",
     )

@@ -29,6 +29,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention import MultiHeadAttention, scaled_dot_product_attention
 from .attention_backends import adapted, bidirectional_mask, causal_mask, check_abilities, check_cache
+from .beam_search import beam_search, beam_search_applies
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .embeddings import LearnedPositions, SinusoidalPositions, TokenEmbedding
 from .layers import AddAndNorm, DecoderLayer, EncoderLayer, FeedForward
@@ -586,6 +587,19 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             expand_size=expand_size, is_encoder_decoder=False, input_ids=input_ids, **model_kwargs
         )
         return input_ids, {**model_kwargs, **source}
+
+    def _beam_search(self, input_ids, logits_processor, stopping_criteria, generation_config, *args, **model_kwargs):
+        """As in transformers; faster where `beam_search` can do what is asked for."""
+        if (
+            self.config._attn_implementation in ("eager", "sdpa")
+            and not args
+            and not model_kwargs.pop("synced_gpus", False)
+            and beam_search_applies(self.config, generation_config, logits_processor, stopping_criteria, model_kwargs)
+        ):
+            return beam_search(self, input_ids, generation_config, model_kwargs)
+        return super()._beam_search(
+            input_ids, logits_processor, stopping_criteria, generation_config, *args, **model_kwargs
+        )
 
     @staticmethod
     def _reorder_cache(past_key_values: EncoderDecoderCache, beam_idx: Tensor) -> EncoderDecoderCache:

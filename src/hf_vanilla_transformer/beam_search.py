@@ -1,0 +1,256 @@
+"""Beam search in which nothing is copied that the beams of a sentence have in common.
+
+The results are those of `GenerationMixin._beam_search` of transformers; what differs is the work:
+
+- Keys and values of the words written so far stay where they are. Which beam descends from which is a mask over the
+  history that the beams of a sentence share; transformers copies the histories of all surviving beams at every step.
+- A finished sentence leaves the batch; transformers goes on with all of them until the last one is finished.
+- The vocabulary is gone through for the largest logits and for their norm; no distribution is written down.
+
+Shapes: B sentences, A sentences that are still in the batch, K beams, C candidates of a sentence, V vocabulary,
+H heads, P places in the history, T target length.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationConfig, PreTrainedConfig
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache
+from transformers.generation import EosTokenCriteria, GenerateBeamEncoderDecoderOutput, MaxLengthCriteria
+from transformers.modeling_outputs import BaseModelOutput
+
+NEVER = -1.0e9  # the score of what must not be chosen, as in transformers
+LEAVERS = 1 / 8  # the share of finished sentences at which making the batch smaller pays
+
+
+class SharedHistory(DynamicLayer):
+    """Keys and values of one decoder layer, (A, H, P, head size): the K beams of a sentence side by side.
+
+    They are appended and never moved. Memory is taken for `steps` tokens at once.
+    """
+
+    def __init__(self, steps: int = 16):
+        super().__init__()
+        self.steps = steps
+        self.places = 0  # P
+        self.length = 0  # tokens of each beam
+        self.buffers: list[Tensor] = []
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Append (A, H, T, head size), which all beams share, or (A * K, H, 1, head size); returns all of it."""
+        sentences = self.buffers[0].shape[0] if self.buffers else key_states.shape[0]
+        new = [
+            states.unflatten(0, (sentences, -1)).transpose(1, 2).flatten(2, 3) for states in (key_states, value_states)
+        ]
+        end = self.places + new[0].shape[2]
+        if not self.buffers or end > self.buffers[0].shape[2]:
+            self._make_room(new, end + self.steps * new[0].shape[2])
+        for buffer, states in zip(self.buffers, new, strict=True):
+            buffer[:, :, self.places : end] = states
+        self.places, self.length = end, self.length + key_states.shape[2]
+        keys, values = (buffer[:, :, :end] for buffer in self.buffers)
+        return keys, values
+
+    def _make_room(self, like: Sequence[Tensor], places: int) -> None:
+        grown = [states.new_empty(*states.shape[:2], places, states.shape[3]) for states in like]
+        for buffer, old in zip(grown, self.buffers, strict=False):
+            buffer[:, :, : self.places] = old[:, :, : self.places]
+        self.buffers = grown
+
+    def get_seq_length(self) -> int:
+        """Tokens of each beam, from which the positions are counted."""
+        return self.length
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep these sentences."""
+        self.buffers = [buffer[indices] for buffer in self.buffers]
+
+
+def beam_search_applies(
+    model_config: PreTrainedConfig,
+    config: GenerationConfig,
+    processors: Sequence[Any],
+    criteria: Sequence[Any],
+    model_kwargs: dict[str, Any],
+) -> bool:
+    """Whether this search can do what `generate()` asks for; what it cannot do is left to transformers."""
+    wanted = (config.output_scores, config.output_logits, config.output_attentions, config.output_hidden_states)
+    cache = model_kwargs.get("past_key_values")
+    return (
+        not config.do_sample
+        and not (config.return_dict_in_generate and any(wanted))
+        and not processors
+        and all(type(criterion) in (MaxLengthCriteria, EosTokenCriteria) for criterion in criteria)
+        and config._eos_token_tensor is not None
+        and _candidates(config) <= model_config.vocab_size
+        and isinstance(cache, EncoderDecoderCache)
+        and type(cache.self_attention_cache) is DynamicCache
+        and cache.get_seq_length() == 0
+        and model_kwargs.get("decoder_attention_mask") is None
+    )
+
+
+def beam_search(
+    model: nn.Module, prompt: Tensor, generation_config: GenerationConfig, model_kwargs: dict[str, Any]
+) -> GenerateBeamEncoderDecoderOutput | Tensor:
+    """What `generate()` calls where `beam_search_applies`.
+
+    Args:
+        model: its decoder takes more rows than the encoder has sentences.
+        prompt: (B * K, T), what the translations begin with, the start token at least.
+        generation_config: beams, lengths, penalty, early stopping.
+        model_kwargs: `encoder_outputs` and `attention_mask` of B sentences.
+
+    Returns:
+        token ids (B * num_return_sequences, T), or an output that holds them and their scores.
+    """
+    search = _Search(model, prompt[:: generation_config.num_beams], generation_config, model_kwargs)
+    logits = search.first_logits()
+    for _ in range(generation_config.max_length - prompt.shape[1]):
+        search.advance(*search.candidates(logits))
+        if not search.is_live.any():
+            break
+        search.let_finished_sentences_go()
+        logits = search.next_logits()
+    sequences, scores, beam_indices = search.best(generation_config.num_return_sequences)
+    if not generation_config.return_dict_in_generate:
+        return sequences
+    return GenerateBeamEncoderDecoderOutput(
+        sequences=sequences, sequences_scores=scores, beam_indices=beam_indices, past_key_values=search.cache
+    )
+
+
+def _candidates(config: GenerationConfig) -> int:
+    """C: enough for K hypotheses to go on if K end."""
+    return max(2, 1 + len(config._eos_token_tensor)) * config.num_beams
+
+
+class _Search:
+    """The state of a search: K hypotheses of each sentence that go on, and the K best that have ended."""
+
+    def __init__(
+        self, model: nn.Module, prompt: Tensor, generation_config: GenerationConfig, model_kwargs: dict[str, Any]
+    ):
+        self.model, self.prompt, self.config = model, prompt, generation_config
+        self.beams = generation_config.num_beams
+        self.end = generation_config._eos_token_tensor
+        self.kept = _candidates(generation_config)
+        self.memory = model_kwargs["encoder_outputs"][0]
+        self.memory_mask = model_kwargs.get("attention_mask")
+        layers = [SharedHistory() for _ in range(model.config.decoder_layers)]
+        self.cache = EncoderDecoderCache(Cache(layers=layers), DynamicCache())
+
+        sentences, device = prompt.shape[0], prompt.device
+        size = (sentences, self.beams)
+        self.rows = torch.arange(sentences, device=device)  # (A), the place of each sentence in the input
+        self.is_live = torch.ones(sentences, dtype=torch.bool, device=device)  # (A), whether it can still improve
+        self.scores = torch.zeros(sentences, 1, device=device)  # (A, K) of what goes on; at first one hypothesis
+        self.tokens = prompt[:, -1:]  # (A, K), the last token of each
+        self.parents = torch.zeros(size, dtype=torch.long, device=device)  # (A, K), from which beam it comes
+        self.visible = torch.ones(*size, prompt.shape[1], dtype=torch.bool, device=device)  # (A, K, P)
+        self.history: list[tuple[Tensor, Tensor]] = []  # (B, K) tokens and parents of each step
+        self.ended_scores = torch.full(size, NEVER, device=device)  # (B, K), best first
+        self.is_ended = torch.zeros(size, dtype=torch.bool, device=device)  # (B, K), or not filled yet
+        self.ended = torch.full((3, *size), -1, device=device)  # (3, B, K): step, parent, last token
+
+    def first_logits(self) -> Tensor:
+        """(A, V): all beams begin with the same."""
+        return self._forward(self.prompt, None)
+
+    def next_logits(self) -> Tensor:
+        """(A * K, V), of the tokens that were chosen last."""
+        ancestors = self.visible.gather(1, self.parents[:, :, None].expand_as(self.visible))
+        itself = torch.eye(self.beams, dtype=torch.bool, device=ancestors.device)
+        self.visible = torch.cat([ancestors, itself.expand(len(self.rows), -1, -1)], dim=2)
+        return self._forward(self.tokens.reshape(-1, 1), self.visible[:, None])
+
+    def _forward(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
+        output = self.model(
+            decoder_input_ids=tokens,
+            decoder_attention_mask=mask,
+            encoder_outputs=BaseModelOutput(last_hidden_state=self.memory),
+            attention_mask=self.memory_mask,
+            past_key_values=self.cache,
+            use_cache=True,
+        )
+        return output.logits[:, -1]
+
+    def candidates(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The C best continuations of each sentence, best first: scores, tokens and parents, (A, C) each."""
+        logits = logits.float()
+        sentences, beams = self.scores.shape
+        best, tokens = logits.topk(self.kept)  # of each beam; those of the sentence are among them
+        best = best - logits.logsumexp(dim=-1, keepdim=True)
+        scores = (self.scores[:, :, None] + best.view(sentences, beams, -1)).flatten(1)
+        scores, places = scores.topk(self.kept)
+        return scores, tokens.view(sentences, -1).gather(1, places), places // self.kept
+
+    def advance(self, scores: Tensor, tokens: Tensor, parents: Tensor) -> None:
+        """Go on with the K best candidates that have not ended; keep the best of those that have."""
+        step, config = len(self.history), self.config
+        length = step + 1
+        has_ended = torch.isin(tokens, self.end)
+        if self.prompt.shape[1] + length >= config.max_length:
+            has_ended = torch.ones_like(has_ended)
+        self._end(scores, tokens, parents, has_ended, step)
+
+        self.scores, chosen = (scores + has_ended * NEVER).topk(self.beams)
+        self.tokens, self.parents = tokens.gather(1, chosen), parents.gather(1, chosen)
+        everything = self.prompt.new_zeros(2, *self.ended_scores.shape)
+        everything[:, self.rows] = torch.stack([self.tokens, self.parents])
+        self.history.append(tuple(everything))
+
+        ended, worst = self.is_ended[self.rows], self.ended_scores[self.rows].amin(dim=1, keepdim=True)
+        if config.early_stopping == "never" and config.length_penalty > 0:
+            length = config.max_length - self.prompt.shape[1]
+        best_to_come = self.scores[:, :1] / length**config.length_penalty
+        can_improve = (best_to_come > worst.where(ended, NEVER)).any(dim=1)
+        if config.early_stopping is True:
+            can_improve &= ~ended.all(dim=1)
+        self.is_live &= can_improve & ~has_ended.all()
+
+    def _end(self, scores: Tensor, tokens: Tensor, parents: Tensor, has_ended: Tensor, step: int) -> None:
+        """Take candidates that have ended among the K best of their sentence, if they are among the K best now."""
+        counts = has_ended & self.is_live[:, None]
+        counts[:, self.beams :] = False
+        final = (scores / (step + 1) ** self.config.length_penalty).where(counts, NEVER)
+        rows = self.rows
+        self.ended_scores[rows], places = torch.cat([self.ended_scores[rows], final], dim=1).topk(self.beams)
+        self.is_ended[rows] = torch.cat([self.is_ended[rows], counts], dim=1).gather(1, places)
+        new = torch.stack([torch.full_like(tokens, step), parents, tokens])
+        merged = torch.cat([self.ended[:, rows], new], dim=2)
+        self.ended[:, rows] = merged.gather(2, places.expand(3, -1, -1))
+
+    def let_finished_sentences_go(self) -> None:
+        """Make the batch smaller if enough sentences are finished."""
+        staying = self.is_live.nonzero()[:, 0]
+        if len(staying) > (1 - LEAVERS) * len(self.rows):
+            return
+        for name in ("rows", "is_live", "scores", "tokens", "parents", "visible", "memory"):
+            setattr(self, name, getattr(self, name)[staying])
+        if self.memory_mask is not None:
+            self.memory_mask = self.memory_mask[staying]
+        for cache in (self.cache.self_attention_cache, self.cache.cross_attention_cache):
+            cache.batch_select_indices(staying)
+
+    def best(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The `count` best of each sentence: token ids (B * count, T), scores, and the beam of each step, or -1."""
+        last_step, beam, last_token = self.ended[:, :, :count].flatten(1)
+        sentence = torch.arange(len(self.ended_scores), device=beam.device).repeat_interleave(count)
+        steps = int(last_step.max()) + 1
+        padding = self.config._pad_token_tensor
+        tokens = self.prompt.new_full((len(beam), steps), int(self.end[0] if padding is None else padding))
+        indices = torch.full((len(beam), steps), -1, dtype=torch.int32, device=beam.device)
+        for step in reversed(range(steps)):
+            before_last, last = step < last_step, step == last_step
+            step_tokens, step_parents = (values[sentence, beam] for values in self.history[step])
+            tokens[:, step] = step_tokens.where(before_last, last_token.where(last, tokens[:, step]))
+            beam = step_parents.where(before_last, beam)
+            indices[:, step] = (sentence * self.beams + beam).where(before_last | last, -1)
+        sequences = torch.cat([self.prompt.repeat_interleave(count, dim=0), tokens], dim=1)
+        return sequences, self.ended_scores[:, :count].flatten(), indices
+
+
+__all__ = ["beam_search", "beam_search_applies"]
