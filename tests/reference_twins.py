@@ -3,6 +3,7 @@
 Written from descriptions of those models, in the plainest way; they share no line with the package.
 """
 
+import argparse
 import math
 from collections.abc import Callable
 
@@ -224,6 +225,28 @@ def fairseq_settings(**changes) -> dict:
         "dropout": 0.1,
         **changes,
     }
+
+
+def open_fairseq_checkpoint(content: dict) -> dict:
+    """A checkpoint as fairseq has it after opening: what that reads, and the errors of what it misses.
+
+    Old contents are upgraded from keys such as `best_loss` and `optimizer` only if there is no history.
+    """
+    if "optimizer_history" not in content:
+        content["optimizer_history"] = [{"best_loss": content["best_loss"]}]
+        content["last_optimizer_state"] = content.pop("optimizer")
+    last = content["optimizer_history"][-1]
+    for name, default in (("optimizer_name", lambda: ""), ("lr_scheduler_state", lambda: last["best_loss"])):
+        last[name] = last[name] if name in last else default()
+    assert isinstance(last.get("num_updates", 0), int)
+    iterator = content["extra_state"]["train_iterator"]
+    assert iterator["epoch"] >= 1
+    assert iterator["iterations_in_epoch"] == 0
+    arguments = content["args"]
+    assert isinstance(arguments, argparse.Namespace)
+    assert (arguments.task, arguments.arch) == ("translation", "transformer")
+    assert arguments.max_source_positions == arguments.max_target_positions
+    return content
 
 
 # ---- beam search of transformers over any function of source and target ----

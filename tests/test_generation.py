@@ -16,7 +16,7 @@ from hf_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     modeling_vanilla_transformer,
 )
-from hf_vanilla_transformer.beam_search import SharedHistory
+from hf_vanilla_transformer.beam_search import SharedHistory, largest
 from hf_vanilla_transformer.publishing import _code_travels
 from hf_vanilla_transformer.search import LENGTH_PENALTY_TYPES, WuLengthPenalty, length_penalty_of_type
 
@@ -688,6 +688,14 @@ class TestOwnBeamSearch:
         assert [rows // memory for rows, memory in sentences[1:]] == [4] * (len(sentences) - 1)
         alone = [model.generate(row[None], num_beams=4, max_length=20) for row in source]
         assert without_padding(together) == [without_padding(ids)[0] for ids in alone]
+
+    @pytest.mark.parametrize("vocabulary", [37, 1000, 1009, 1280])
+    def test_largest(self, vocabulary):
+        logits = torch.randn(50, vocabulary, generator=torch.Generator().manual_seed(0))
+        values, places = largest(logits, 8)
+        expected = logits.topk(8)
+        assert values.tolist() == expected.values.tolist()
+        assert places.tolist() == expected.indices.tolist()
 
     def test_the_history_is_appended_and_never_moved(self):
         """Room for 16 steps is taken at once; so many steps write into the same memory."""

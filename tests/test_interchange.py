@@ -29,7 +29,14 @@ from hf_vanilla_transformer.tokenization_vanilla_transformer import (
 )
 from hf_vanilla_transformer.translation import load_model, translate
 from hf_vanilla_transformer.weight_layout import LayoutOptions
-from reference_twins import FairseqTransformer, TutorialTransformer, beam_search, fairseq_settings, shake
+from reference_twins import (
+    FairseqTransformer,
+    TutorialTransformer,
+    beam_search,
+    fairseq_settings,
+    open_fairseq_checkpoint,
+    shake,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 V, SV, PAD, BOS, EOS = 20, 31, 1, 2, 3
@@ -50,6 +57,7 @@ TEXT = ["the old man sleeps", "a dog sees the small cat", "the cat runs", "who s
 UNSHARED = {"share_encoder_decoder_embeddings": False}
 SEPARATE = {"encoder_vocab_size": SV, **UNSHARED}
 UNTIED = {"tie_word_embeddings": False}
+EQUAL_FFN = {"decoder_ffn_dim": 48}
 
 
 def own_model(seed=0, **overrides):
@@ -326,6 +334,24 @@ class TestImportOfMarian:
             expected = theirs(SOURCE[:1], decoder_input_ids=TARGET[:1]).logits
         torch.testing.assert_close(own_logits(model, SOURCE[:1], TARGET[:1]), expected, atol=1e-5, rtol=0)
 
+    @pytest.mark.parametrize("stated", [64, 32, None])
+    def test_only_the_user_shortens_stored_positions(self, opus, tmp_path, stated):
+        saved(tmp_path, MarianMTModel.from_pretrained(opus).state_dict(), "pytorch_model.bin")
+        config = json.loads((opus / "config.json").read_text()) | {"max_position_embeddings": stated}
+        (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+        assert import_model(tmp_path, "marian").config.max_position_embeddings == 64
+        options = LayoutOptions(max_position_embeddings=16)
+        assert import_model(tmp_path, "marian", options).config.max_position_embeddings == 16
+
+    @pytest.mark.parametrize("name", ["vocab_size", "encoder_vocab_size"])
+    def test_sizes_that_the_weights_contradict(self, opus, name):
+        with pytest.raises(UserError, match=f"{name}=7, but the weights have embeddings of"):
+            import_model(opus, "marian", LayoutOptions(**{name: 7}))
+
+    def test_a_token_that_does_not_exist(self, opus):
+        with pytest.raises(UserError, match=r"eos_token_id=99 is not one of \d+ tokens: pass --eos_token_id"):
+            import_model(opus, "marian", LayoutOptions(eos_token_id=99))
+
     def test_separate_vocabularies(self, tmp_path):
         torch.manual_seed(2)
         config = MarianConfig(
@@ -436,7 +462,7 @@ class TestTorch:
         ],
     )
     def test_export_to_the_tutorial(self, tmp_path, overrides):
-        model = own_model(decoder_ffn_dim=48, **overrides)
+        model = own_model(**EQUAL_FFN, **overrides)
         notes = export_model(model, "torch", tmp_path / "out.pt")
         final_norms = overrides.get("add_final_layer_norm", overrides.get("norm_position") == "pre")
         call = re.fullmatch(
@@ -445,14 +471,18 @@ class TestTorch:
         )
         assert bool(call[2]) is not final_norms
         arguments = eval(f"dict({call[1]})")
-        twin = TutorialTransformer(
-            model.config.encoder_vocab_size or V, V, final_norms=final_norms, dim_feedforward=48, **arguments
-        )
-        twin.load_state_dict(torch.load(tmp_path / "out.pt", weights_only=True))
+        twin = TutorialTransformer(model.config.encoder_vocab_size or V, V, final_norms=final_norms, **arguments)
+        written = torch.load(tmp_path / "out.pt", weights_only=True)
+        twin.load_state_dict(written)
         assert_same(model, twin)
+        bare = eval(f"torch.nn.Transformer({call[1]})")
+        if call[2]:
+            bare.encoder.norm = bare.decoder.norm = None
+        inside = "transformer."
+        bare.load_state_dict({k.removeprefix(inside): x for k, x in written.items() if k.startswith(inside)})
 
     def test_there_and_back(self, tmp_path):
-        model = own_model(**SEPARATE, position_embedding_type="sinusoidal", lm_head_bias=True)
+        model = own_model(**SEPARATE, **EQUAL_FFN, position_embedding_type="sinusoidal", lm_head_bias=True)
         export_model(model, "torch", tmp_path / "out.npz")
         back = import_model(tmp_path / "out.npz", "torch", LayoutOptions(num_heads=4))
         torch.testing.assert_close(own_logits(back), own_logits(model), atol=0, rtol=0)
@@ -493,15 +523,20 @@ class TestTorch:
         [
             (
                 {"encoder_attention_heads": 8},
-                "decoder_attention_heads=4 cannot be written as torch: it has as many heads",
+                "decoder_attention_heads=4 cannot be written as torch: it is one number there for both sides",
             ),
+            ({"decoder_ffn_dim": 64}, "decoder_ffn_dim=64 cannot be written as torch"),
             ({"head_dim": 5}, "head_dim=5 cannot be written as torch"),
             ({"position_embedding_type": "learned"}, "position_embedding_type='learned' cannot be written as torch"),
+            (
+                {"activation_function": "silu"},
+                "activation_function='silu' cannot be written as torch: it has relu and gelu",
+            ),
         ],
     )
     def test_refusals_name_the_field(self, tmp_path, overrides, message):
         with pytest.raises(UserError, match=re.escape(message)):
-            export_model(own_model(**overrides), "torch", tmp_path / "out.pt")
+            export_model(own_model(**{**EQUAL_FFN, **overrides}), "torch", tmp_path / "out.pt")
         assert not (tmp_path / "out.pt").exists()
 
     def test_only_one_final_norm(self, tmp_path):
@@ -550,7 +585,7 @@ class TestFairseq:
         assert config.decoder_start_token_id == 2
         assert config.tie_word_embeddings is ("share_decoder_input_output_embed" in settings)
         assert (config.position_embedding_type, config.dropout) == ("learned", 0.1)
-        assert config.max_position_embeddings == (64 if "encoder_learned_pos" in settings else 1024)
+        assert config.max_position_embeddings == 64
         assert_same(model, twin, FAIRSEQ_SOURCE, FAIRSEQ_SEARCH)
 
     @pytest.mark.parametrize(
@@ -567,7 +602,7 @@ class TestFairseq:
         notes = export_model(model, "fairseq", tmp_path / "out.pt")
         assert notes[0].startswith("special tokens are not numbered as in a fairseq dictionary, but bos_token_id=2")
         with torch.serialization.safe_globals([argparse.Namespace]):
-            written = torch.load(tmp_path / "out.pt", weights_only=True)
+            written = open_fairseq_checkpoint(torch.load(tmp_path / "out.pt", weights_only=True))
         pad = model.config.pad_token_id
         twin = FairseqTransformer(vars(written["args"]), model.config.encoder_vocab_size or V, V, padding=pad)
         twin.load_state_dict(written["model"])
@@ -591,6 +626,14 @@ class TestFairseq:
         assert {k: v for k, v in first.config.to_dict().items() if k not in changed} == {
             k: v for k, v in second.config.to_dict().items() if k not in changed
         }
+
+    @pytest.mark.parametrize(("source", "target"), [(40, 40), (40, 30), (30, 40), (40, None)])
+    def test_as_many_sinusoids_as_the_checkpoint_is_for(self, tmp_path, source, target):
+        settings = {"max_source_positions": source, "max_target_positions": target}
+        path = saved(tmp_path, checkpoint(fairseq(), settings))
+        assert import_model(path, "fairseq").config.max_position_embeddings == 40
+        options = LayoutOptions(max_position_embeddings=50)
+        assert import_model(path, "fairseq", options).config.max_position_embeddings == 50
 
     def test_a_newer_checkpoint_keeps_its_settings_in_cfg(self, tmp_path):
         settings = fairseq_settings(**PRE_NORM, no_scale_embedding=True)
@@ -637,7 +680,7 @@ class TestFairseq:
         [
             ({"no_token_positional_embeddings": True}, "with no_token_positional_embeddings cannot be expressed"),
             ({"activation_fn": "gelu_fast"}, "activation_fn='gelu_fast' of fairseq is not one of relu, gelu"),
-            ({"encoder_attention_heads": 5}, "d_model=32 does not divide into 5 attention heads: pass --num_heads"),
+            ({"encoder_attention_heads": 5}, "32 rows of the query projections do not divide into 5 attention heads"),
         ],
     )
     def test_settings_that_we_have_not(self, tmp_path, settings, message):
@@ -655,7 +698,7 @@ class TestFairseq:
     )
     def test_tensors_that_we_have_not(self, tmp_path, name, message):
         content = checkpoint(fairseq(), {})
-        content["model"][name] = torch.zeros(32)
+        content["model"][name] = torch.zeros(48, 32)
         with pytest.raises(UserError, match=re.escape(message)):
             import_model(saved(tmp_path, content), "fairseq")
 
@@ -711,11 +754,30 @@ class TestFairseq:
         notes = import_folder(path, "fairseq", tmp_path / "unnamed")
         assert "the checkpoint does not say which dict.*.txt is the source's" in notes[0]
 
-    def test_a_word_twice_in_a_dictionary(self, tmp_path):
-        (tmp_path / "dict.en.txt").write_text("a 5\nb 4\na 3\n")
+    @pytest.mark.parametrize(
+        ("content", "message"),
+        [
+            (b"a 5\nb 4\na 3\n", "dict.en.txt:3: 'a' is there twice"),
+            (b"a 5\n<s> 3 #fairseq:overwrite\n", "dict.en.txt:2: '<s>' is there twice"),
+            (b"a 5\nb\n", "dict.en.txt:2: 'b' is not a word and a count"),
+            (b"a 5\n\xff 3\n", "dict.en.txt: cannot be read as UTF-8"),
+        ],
+    )
+    def test_a_damaged_dictionary(self, tmp_path, content, message):
+        (tmp_path / "dict.en.txt").write_bytes(content)
         saved(tmp_path, checkpoint(fairseq(), {}))
         notes = import_folder(tmp_path, "fairseq", tmp_path / "ours")
-        assert "dict.en.txt:3: 'a' is there twice" in notes[0]
+        assert message in notes[0]
+
+    def test_odd_words_in_a_dictionary(self, tmp_path):
+        """A line ends at its end only, and a word that comes again with fairseq's flag gets the later number."""
+        words = ["a 9", "\u2028 8", "\x85 7", "a 6 #fairseq:overwrite", "b 5", "b 4 #fairseq:overwrite"]
+        words += [f"w{number} 1" for number in range(V - 4 - len(words))]
+        (tmp_path / "dict.en.txt").write_text("\n".join(words), encoding="utf-8")
+        saved(tmp_path, checkpoint(fairseq(**SHARED), SHARED))
+        import_folder(tmp_path, "fairseq", tmp_path / "ours")
+        tokenizer = load_tokenizer(tmp_path / "ours")
+        assert (tokenizer("a b w0")["input_ids"], len(tokenizer)) == ([7, 9, 10, 2], V)
 
 
 # ---- every format ----
@@ -731,7 +793,8 @@ def test_a_round_trip_in_every_format(name, tmp_path):
         "keras": {"layer_norm_eps": 1e-6},
         "keras-interleaved": {"layer_norm_eps": 1e-6},
     }
-    model = own_model(**settings.get(name, {}))
+    sides = {} if name in ("marian", "fairseq") else {**EQUAL_FFN, "decoder_layers": 2}
+    model = own_model(**settings.get(name, {}), **sides)
     output = tmp_path / ("folder" if name == "marian" else "weights.pt")
     export_model(model, name, output)
     back = import_model(output, name, options)
@@ -804,7 +867,7 @@ class TestFiles:
 
     @pytest.mark.parametrize("suffix", [".pt", ".safetensors", ".npz"])
     def test_every_kind_of_file(self, tmp_path, suffix):
-        model = own_model(add_final_layer_norm=True)
+        model = own_model(**EQUAL_FFN, add_final_layer_norm=True)
         export_model(model, "torch", tmp_path / "new" / f"out{suffix}")
         back = import_model(tmp_path / "new", "torch", LayoutOptions(num_heads=4))
         torch.testing.assert_close(own_logits(back), own_logits(model), atol=0, rtol=0)
@@ -814,6 +877,19 @@ class TestFiles:
         twin = tutorial()
         path = saved(tmp_path, {key: twin.state_dict(), "epoch": 3, "optimizer": {"state": {}}})
         assert_same(import_model(path, "torch", LayoutOptions(num_heads=4)), twin)
+
+    @pytest.mark.parametrize("weight_map", [[], None, "a", {"a": ["b"]}])
+    def test_an_index_that_is_none(self, tmp_path, weight_map):
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+        with pytest.raises(UserError, match=r"index\.json: its weight_map does not say in which files the tensors are"):
+            import_model(tmp_path, "torch")
+
+    def test_bfloat16_as_npz(self, tmp_path):
+        model = own_model(**EQUAL_FFN).to(torch.bfloat16)
+        export_model(model, "torch", tmp_path / "out.npz")
+        back = import_model(tmp_path / "out.npz", "torch", LayoutOptions(num_heads=4))
+        for name, tensor in model.state_dict().items():
+            assert torch.equal(back.state_dict()[name], tensor.float()), name
 
     def test_shards_and_half_precision(self, tmp_path):
         model = own_model().to(torch.bfloat16)
@@ -845,6 +921,20 @@ class TestFiles:
         path = saved(tmp_path, content)
         with pytest.raises(UserError, match=re.escape(f"{path}: ") + ".*" + re.escape(message)):
             import_model(path, "torch")
+
+    @pytest.mark.parametrize("name", ["marian", "torch", "fairseq"])
+    @pytest.mark.parametrize("shape", [(), (7,)])
+    def test_tensors_without_axes(self, name, shape):
+        """In the place of each tensor in turn. Those of fairseq that are ignored are left out."""
+        model = own_model(**EQUAL_FFN, decoder_layers=1, lm_head_bias=name != "fairseq", tie_word_embeddings=False,
+                          share_encoder_decoder_embeddings=False)  # fmt: skip
+        layout, options = FORMATS[name], LayoutOptions(num_heads=4, pad_token_id=1, decoder_start_token_id=2)
+        tensors = layout.write(model.config, dict(model.state_dict()))
+        layout.read(tensors, options)
+        for key, tensor in tensors.items():
+            if len(shape) < tensor.dim() and key not in ("final_logits_bias", "encoder.version", "decoder.version"):
+                with pytest.raises(UserError, match=r"has . axes, not .|does not divide into 3|positions has two axes"):
+                    layout.read({**tensors, key: torch.zeros(shape)}, options)
 
     @pytest.mark.parametrize("name", ["a.pt", "a.npz", "a.safetensors"])
     def test_files_that_are_damaged(self, tmp_path, name):
@@ -879,7 +969,7 @@ class TestFiles:
             ("marian", tmp_path, "is not an empty folder: name a new one"),
         ):
             with pytest.raises(UserError, match=re.escape(message)):
-                export_model(own_model(), name, output)
+                export_model(own_model(**EQUAL_FFN), name, output)
         with pytest.raises(UserError, match="is not an empty folder: name a new one"):
             import_folder(tmp_path / "out.pt", "torch", tmp_path)
         assert (tmp_path / "out.pt").read_text() == "precious"
@@ -912,7 +1002,8 @@ class TestCommandLine:
         command = ["import", str(path), "--format", "torch", "--output", str(tmp_path / "ours")]
         assert main([*command, "--num_heads", "5"]) == 2
         error = (
-            f"vanilla-transformer import: {path}: d_model=32 does not divide into 5 attention heads: pass --num_heads"
+            f"vanilla-transformer import: {path}: 32 rows of the query projections do not divide into "
+            "5 attention heads: pass --num_heads"
         )
         assert capsys.readouterr().err.strip() == error
         assert main([*command, "--norm_position", "middle"]) == 2

@@ -23,10 +23,13 @@ from hf_vanilla_transformer.weight_layout import (
     move_padding,
     move_padding_back,
     own_config,
+    own_state,
     permute_residual,
     position_fields,
+    position_table,
     position_tables,
     rename,
+    require_equal_sides,
     require_plain_heads,
     required,
     shortened,
@@ -36,6 +39,8 @@ from hf_vanilla_transformer.weight_layout import (
     zero_biases,
 )
 
+TOKENS = ("unk_token_id", "pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
+SMALL_SOURCE = {"encoder_vocab_size": 9, "share_encoder_decoder_embeddings": False}
 SOURCE, TARGET = torch.tensor([[5, 6, 7, 3], [8, 9, 3, 1]]), torch.tensor([[2, 4, 5], [2, 6, 7]])
 
 
@@ -92,6 +97,35 @@ class TestNames:
             count_layers(tensors(*names), "enc.{}.")
 
 
+class TestAxes:
+    NAMES = tensor_names({"a": "model.decoder.embed_tokens", "b": "lm_head", "c": "x_add_norm.norm"})
+    SHAPES = (("a.weight", (3, 2)), ("b.weight", (3, 2)), ("b.bias", (3,)), ("c.weight", (2,)))
+
+    def state(self, **changes):
+        return {name: torch.ones(shape) for name, shape in {**dict(self.SHAPES), **changes}.items()}
+
+    def test_vectors_and_matrices(self):
+        assert len(own_state(self.state(), self.NAMES)) == 4
+        assert len(own_state({"c.bias": torch.ones(2)}, self.NAMES, embeddings=False)) == 1
+
+    @pytest.mark.parametrize(
+        ("name", "shape", "message"),
+        [
+            (
+                "a.weight",
+                (3,),
+                "the tensor for model.decoder.embed_tokens.weight has 1 axes, not 2: is it another --format?",
+            ),
+            ("b.weight", (), "the tensor for lm_head.weight has 0 axes, not 2"),
+            ("b.bias", (), "the tensor for lm_head.bias has 0 axes, not 1"),
+            ("c.weight", (2, 1), "the tensor for x_add_norm.norm.weight has 2 axes, not 1"),
+        ],
+    )
+    def test_others(self, name, shape, message):
+        with pytest.raises(UserError, match=re.escape(message)):
+            own_state(self.state(**{name: shape}), self.NAMES)
+
+
 class TestFused:
     PARTS = ("q.weight", "k.weight", "v.weight")
 
@@ -103,6 +137,11 @@ class TestFused:
         joined = join_fused(split, "in_weight", self.PARTS)
         assert joined.keys() == fused.keys()
         assert torch.equal(joined["a.in_weight"], fused["a.in_weight"])
+
+    @pytest.mark.parametrize("fused", [torch.tensor(1.0), torch.ones(7, 2), torch.ones(1)])
+    def test_what_has_no_three_pieces(self, fused):
+        with pytest.raises(UserError, match=r"a\.in_weight of shape \(.*\) does not divide into 3"):
+            split_fused({"a.in_weight": fused}, "in_weight", self.PARTS)
 
 
 class TestResidualAxis:
@@ -157,6 +196,15 @@ class TestPositions:
         assert torch.equal(learned["model.encoder.embed_positions.weight"], table[:5])
         assert torch.equal(learned["model.decoder.embed_positions.weight"], table[:5] + 1)
 
+    @pytest.mark.parametrize("shape", [(9, 8), (9, 1, 8), (1, 9, 8)])
+    def test_the_shapes_of_a_table(self, shape):
+        assert position_table("pe", torch.ones(shape)).shape == (9, 8)
+
+    @pytest.mark.parametrize("shape", [(), (9,)])
+    def test_what_is_no_table(self, shape):
+        with pytest.raises(UserError, match=r"pe has the shape \(.*\): a table of positions has two axes"):
+            position_table("pe", torch.ones(shape))
+
     def test_tables_of_different_lengths(self):
         with pytest.raises(
             UserError, match="encoder has 9 positions and the decoder 7: pass --max_position_embeddings"
@@ -187,14 +235,22 @@ class TestFields:
     def test_they_are_read_from_the_weights(self, overrides):
         model = random_model(**overrides)
         state = dict(model.state_dict())
-        found = embedding_fields(state) | stack_fields(state) | final_norm_fields(state, model.config.norm_position)
+        found = embedding_fields(state, LayoutOptions()) | stack_fields(state)
+        found |= final_norm_fields(state, model.config.norm_position)
         assert found == {name: getattr(model.config, name) for name in found}
         assert overrides.keys() <= found.keys()
 
     def test_vocabularies_that_happen_to_be_of_equal_size(self):
         state = dict(random_model().state_dict())
-        found = embedding_fields(state, separate_vocabularies=True)
+        found = embedding_fields(state, LayoutOptions(encoder_vocab_size=20, vocab_size=20))
         assert (found["encoder_vocab_size"], found["share_encoder_decoder_embeddings"]) == (20, False)
+
+    @pytest.mark.parametrize("name", ["vocab_size", "encoder_vocab_size"])
+    def test_sizes_that_the_weights_contradict(self, name):
+        with pytest.raises(
+            UserError, match=f"^{name}=99, but the weights have embeddings of 20 tokens: leave --{name} out"
+        ):
+            embedding_fields(dict(random_model().state_dict()), LayoutOptions(**{name: 99}))
 
     def test_options_before_defaults(self):
         options = LayoutOptions(num_heads=2, pad_token_id=5).over(LayoutOptions(num_heads=4, eos_token_id=0))
@@ -206,11 +262,10 @@ class TestFields:
         assert heads == {"encoder_attention_heads": 4, "decoder_attention_heads": 2}
         assert set(LayoutOptions().head_fields(32, default=8).values()) == {8}
 
-    @pytest.mark.parametrize("heads", [0, 5])
+    @pytest.mark.parametrize("heads", [0, -4, 5])
     def test_heads_that_do_not_divide(self, heads):
-        with pytest.raises(
-            UserError, match=f"d_model=32 does not divide into {heads} attention heads: pass --num_head"
-        ):
+        message = f"32 rows of the query projections do not divide into {heads} attention heads: pass --num_heads"
+        with pytest.raises(UserError, match=message):
             LayoutOptions(num_heads=heads).head_fields(32, default=8)
 
     def test_plain_heads(self):
@@ -218,6 +273,13 @@ class TestFields:
         with pytest.raises(UserError, match=r"head_dim=8 cannot be written as torch: its 2 heads divide d_model=32"):
             require_plain_heads("torch", config)
         require_plain_heads("torch", VanillaTransformerConfig.preset("test", head_dim=8))
+
+    def test_equal_sides(self):
+        config = VanillaTransformerConfig.preset("test", encoder_ffn_dim=40, decoder_ffn_dim=48)
+        message = "decoder_ffn_dim=48 cannot be written as torch: .* and encoder_ffn_dim=40"
+        with pytest.raises(UserError, match=message):
+            require_equal_sides("torch", config, "layers", "ffn_dim")
+        require_equal_sides("torch", config, "layers", "attention_heads")
 
 
 class TestPadding:
@@ -237,6 +299,34 @@ class TestPadding:
         assert back.keys() == state.keys()
         for name, tensor in state.items():
             torch.testing.assert_close(back[name], tensor, atol=0, rtol=0)
+
+    @pytest.mark.parametrize("smoothing", [None, 0.1])
+    @pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD])
+    @pytest.mark.parametrize("source_vocabulary", [None, 9, 31])
+    def test_back_after_further_training(self, source_vocabulary, optimizer, smoothing):
+        separate = {"encoder_vocab_size": source_vocabulary, "share_encoder_decoder_embeddings": False}
+        overrides = separate if source_vocabulary else {}
+        state = dict(random_model(**overrides).state_dict())
+        moved, grown = move_padding({"vocab_size": 20, "pad_token_id": 0, **overrides}, state)
+        moved |= {} if smoothing is None else {"label_smoothing": smoothing}
+        model = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig.preset("test", **moved)).train()
+        model.load_state_dict(grown)
+        padding = model.config.pad_token_id
+        source = SOURCE.clamp(max=8).masked_fill(SOURCE.eq(1), padding)
+        labels = torch.tensor([[4, 5, 3], [6, 3, -100]])
+        trained, losses = optimizer(model.parameters(), lr=0.1, weight_decay=0.0), []
+        for _ in range(3):
+            trained.zero_grad()
+            losses.append(model(source, decoder_input_ids=TARGET, labels=labels).loss)
+            losses[-1].backward()
+            trained.step()
+        assert losses[0] < 20, "a token that never comes out should not cost more than all others"
+        after = dict(model.state_dict())
+        assert (after["lm_head.bias"][20:] < -99).all()
+        assert torch.equal(after["lm_head.bias"][20:], grown["lm_head.bias"][20:]) is (smoothing is None)
+        back = move_padding_back(model.config, after)
+        assert {name: back[name].shape for name in state} == {name: tensor.shape for name, tensor in state.items()}
+        assert not torch.equal(back["lm_head.weight"], state["lm_head.weight"])
 
     def test_any_other_padding_stays(self):
         model = random_model(lm_head_bias=True)
@@ -268,7 +358,7 @@ class TestChecks:
     def test_biases_of_zero_change_nothing(self):
         model = random_model(attention_bias=False)
         state = zero_biases(model.config, dict(model.state_dict()))
-        biased = random_model(1, attention_bias=True)
+        biased = random_model(1, attention_bias=True, lm_head_bias=True)
         biased.load_state_dict(state)
         with torch.no_grad():
             expected, found = (m(SOURCE, decoder_input_ids=TARGET).logits for m in (model, biased))
@@ -286,3 +376,20 @@ class TestChecks:
     def test_a_configuration_that_is_not_ours(self, settings, message):
         with pytest.raises(UserError, match=message):
             own_config(settings)
+
+    @pytest.mark.parametrize(
+        ("settings", "message"),
+        [
+            *(({"vocab_size": 29, name: 29}, f"^{name}=29 is not one of 29 tokens: pass --{name}$") for name in TOKENS),
+            ({"vocab_size": 29, "eos_token_id": -1}, "^eos_token_id=-1 is not one of 29 tokens"),
+            ({"vocab_size": 29, "pad_token_id": 9, **SMALL_SOURCE}, "^pad_token_id=9 is not one of 9 tokens"),
+        ],
+    )
+    def test_tokens_that_do_not_exist(self, settings, message):
+        with pytest.raises(UserError, match=message):
+            own_config(settings)
+
+    def test_the_last_token(self):
+        ids = dict.fromkeys(TOKENS, 28)
+        assert own_config({"vocab_size": 29, **ids}).pad_token_id == 28
+        assert own_config({"vocab_size": 29, **SMALL_SOURCE, **ids, "pad_token_id": 8}).eos_token_id == 28

@@ -122,6 +122,21 @@ def beam_search(
     )
 
 
+def largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest values of each row (R, V) and their places, as `topk`, which goes through a row slowly.
+
+    The largest are in those blocks of the vocabulary whose own largest are the largest.
+    """
+    size = next((size for size in range(128, 15, -1) if logits.shape[1] % size == 0), None)
+    if size is None or logits.shape[1] // size < count:
+        return logits.topk(count)
+    blocks = logits.unflatten(1, (-1, size))
+    chosen = blocks.amax(dim=2).topk(count, sorted=False).indices  # (R, count)
+    inside = blocks.gather(1, chosen[:, :, None].expand(-1, -1, size)).flatten(1)
+    values, places = inside.topk(count)
+    return values, chosen.gather(1, places // size) * size + places % size
+
+
 def _candidates(config: GenerationConfig) -> int:
     """C: enough for K hypotheses to go on if K end."""
     return max(2, 1 + len(config._eos_token_tensor)) * config.num_beams
@@ -181,7 +196,7 @@ class _Search:
         """The C best continuations of each sentence, best first: scores, tokens and parents, (A, C) each."""
         logits = logits.float()
         sentences, beams = self.scores.shape
-        best, tokens = logits.topk(self.kept)  # of each beam; those of the sentence are among them
+        best, tokens = largest(logits, self.kept)  # of each beam; those of the sentence are among them
         best = best - logits.logsumexp(dim=-1, keepdim=True)
         scores = (self.scores[:, :, None] + best.view(sentences, beams, -1)).flatten(1)
         scores, places = scores.topk(self.kept)

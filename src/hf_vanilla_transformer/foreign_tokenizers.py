@@ -18,6 +18,7 @@ JOINT_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.js
 SIDES = ("source", "target")
 # The numbers that fairseq gives before those of the lines of its dictionary.
 FAIRSEQ_SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")
+OVERWRITE = " #fairseq:overwrite"
 NO_TOKENIZER = "no tokenizer came with the weights: put the one that the model was trained with into {}"
 
 
@@ -122,12 +123,23 @@ def _convert_dictionaries(folder: Path, output: Path, settings: Mapping[str, Any
 
 
 def _dictionary(path: Path) -> Tokenizer:
-    """A vocabulary of words from lines of the form "word count"."""
+    """A vocabulary of words from lines of the form "word count", or "word count #fairseq:overwrite" for one that has
+    been there already and gets this number instead."""
     vocab = {token: number for number, token in enumerate(FAIRSEQ_SPECIAL_TOKENS)}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        word = line.rsplit(" ", 1)[0]
+    try:
+        with path.open(encoding="utf-8") as file:  # str.splitlines would cut at U+2028 too, which may be a word
+            lines = [line.rstrip() for line in file]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read as UTF-8 ({error})") from error
+    for number, line in enumerate(lines, start=1):
+        word, _, count = line.removesuffix(OVERWRITE).rpartition(" ")
+        if not count.isdecimal():
+            raise UserError(f"{path}:{number}: {line!r} is not a word and a count")
         if word in vocab:
-            raise UserError(f"{path}:{number}: {word!r} is there twice")
+            if word in FAIRSEQ_SPECIAL_TOKENS or not line.endswith(OVERWRITE):
+                raise UserError(f"{path}:{number}: {word!r} is there twice")
+            old = vocab.pop(word)
+            vocab[f"{word} {old}"] = old  # a name that no text has, because of the space
         vocab[word] = len(vocab)
     backend = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

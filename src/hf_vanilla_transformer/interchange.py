@@ -5,6 +5,7 @@ configuration beside it where the format has one, else from the defaults of the 
 """
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def import_folder(
     Returns:
         what the user should know, a sentence each.
     """
-    output = _new_folder(output)
+    output = new_folder(output)
     model, settings, notes = _import(source, format, options or LayoutOptions())
     model.save_pretrained(output)
     return [*notes, import_tokenizer(find_weights(source).parent, output, model.config, settings)]
@@ -85,7 +86,7 @@ def export_model(
     layout = _layout(format)
     folder = None
     if not isinstance(model, VanillaTransformerForConditionalGeneration):
-        folder, model = Path(model), _own_model(Path(model))
+        folder, model = Path(model), own_model(model)
     config = model.config
     tensors = layout.write(config, {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()})
     settings = layout.write_settings(config) if layout.write_settings else None
@@ -93,7 +94,7 @@ def export_model(
     if layout.name != "marian":
         write_weights(tensors, output, settings)
         return notes
-    output = _new_folder(output)
+    output = new_folder(output)
     notes += _write_marian_folder(model, tensors, settings or {}, output)
     return notes + ([export_tokenizer(folder, output)] if folder else [])
 
@@ -104,7 +105,8 @@ def _layout(format: str) -> Layout:
     return FORMATS[format]
 
 
-def _new_folder(output: str | Path) -> Path:
+def new_folder(output: str | Path) -> Path:
+    """The path. Raises UserError if it is there already and not an empty folder."""
     output = Path(output)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise UserError(f"{output}: is not an empty folder: name a new one")
@@ -123,7 +125,10 @@ def _import(
     notes = []
     try:
         if layout.read_settings:
-            options = options.over(layout.read_settings(settings))
+            stated = layout.read_settings(settings)
+            if any(name.endswith("embed_positions.weight") for name in tensors):  # which says it better
+                stated = replace(stated, max_position_embeddings=None)
+            options = options.over(stated)
         fields, state = layout.read(tensors, options)
         model = VanillaTransformerForConditionalGeneration(own_config(fields))
         if not any(name in state for name in EMBEDDINGS):
@@ -164,7 +169,9 @@ def _search_settings(settings: dict[str, Any], config: VanillaTransformerConfig)
     return {**found, **{name: getattr(config, name) for name in ids}}
 
 
-def _own_model(folder: Path) -> VanillaTransformerForConditionalGeneration:
+def own_model(folder: str | Path) -> VanillaTransformerForConditionalGeneration:
+    """The model in a folder. Raises UserError if it is not one of this package."""
+    folder = Path(folder)
     model_type = read_json(folder / "config.json").get("model_type")
     if model_type != VanillaTransformerConfig.model_type:
         raise UserError(
@@ -189,4 +196,4 @@ def _write_marian_folder(
     return [f"length_penalty_type={formula!r} is left out: transformers ranks by the average log-probability"]
 
 
-__all__ = ["FORMATS", "export_model", "import_folder", "import_model"]
+__all__ = ["FORMATS", "export_model", "import_folder", "import_model", "new_folder", "own_model"]

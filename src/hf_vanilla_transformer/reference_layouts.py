@@ -3,10 +3,11 @@
 | | positions | special tokens | what is fixed there |
 |---|---|---|---|
 | marian | sines first, then cosines | free | post-norm, epsilon 1e-5 |
-| torch | a table beside the weights | unk, pad, bos, eos = 0, 1, 2, 3 | equal numbers of heads |
+| torch | a table beside the weights | unk, pad, bos, eos = 0, 1, 2, 3 | equal heads and d_ff, ReLU or GELU |
 | fairseq | from pad + 1, exponents over D / 2 - 1 | bos, pad, eos, unk = 0, 1, 2, 3; starts with eos | epsilon 1e-5 |
 """
 
+import argparse
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -18,6 +19,12 @@ from transformers import MarianConfig
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .errors import UserError
 from .weight_layout import (
+    OUTPUT,
+    OUTPUT_BIAS,
+    POSITIONS,
+    SIDES,
+    SOURCE,
+    TARGET,
     Layout,
     LayoutOptions,
     State,
@@ -32,9 +39,11 @@ from .weight_layout import (
     own_state,
     permute_residual,
     position_fields,
+    position_table,
     position_tables,
     refuse,
     rename,
+    require_equal_sides,
     require_plain_heads,
     required,
     split_fused,
@@ -42,8 +51,6 @@ from .weight_layout import (
     tensor_names,
     zero_biases,
 )
-
-SIDES = ("encoder", "decoder")
 
 
 def _fairseq_modules(prefix: str) -> dict[str, str]:
@@ -62,14 +69,13 @@ def _fairseq_modules(prefix: str) -> dict[str, str]:
 
 
 def _fairseq_embeddings(prefix: str) -> dict[str, str]:
-    kinds = ("embed_tokens", "embed_positions")
-    return {f"model.{side}.{kind}.weight": f"{prefix}{side}.{kind}.weight" for side in SIDES for kind in kinds}
+    return {name: prefix + name.removeprefix("model.") for name in (SOURCE, TARGET, *POSITIONS.values())}
 
 
 def _sizes_and_choices(state: State, options: LayoutOptions, norm_position: str) -> dict[str, Any]:
     """All fields but those of positions and heads, for a state in our names."""
     return {
-        **embedding_fields(state, separate_vocabularies=options.encoder_vocab_size is not None),
+        **embedding_fields(state, options),
         **stack_fields(state),
         **final_norm_fields(state, norm_position),
         **options.config_fields(),
@@ -81,8 +87,8 @@ def _sizes_and_choices(state: State, options: LayoutOptions, norm_position: str)
 MARIAN = {
     **tensor_names(_fairseq_modules("model.")),
     **_fairseq_embeddings("model."),
-    "lm_head.weight": "lm_head.weight",
-    "lm_head.bias": "final_logits_bias",
+    OUTPUT: "lm_head.weight",
+    OUTPUT_BIAS: "final_logits_bias",
 }
 MARIAN_FIELDS = (
     "d_model",
@@ -116,7 +122,7 @@ def read_marian_settings(settings: Mapping[str, Any]) -> LayoutOptions:
 
 def read_marian(tensors: State, options: LayoutOptions) -> tuple[dict[str, Any], State]:
     """Tensors of a MarianMTModel. Tied ones may be missing; positions are computed where none are stored."""
-    options = options.over(LayoutOptions(scale_embedding=False, max_position_embeddings=1024, unk_token_id=1))
+    options = options.over(LayoutOptions(scale_embedding=False, unk_token_id=1))
     tensors = dict(tensors)
     shared = tensors.pop("model.shared.weight", None)
     if shared is not None:
@@ -126,12 +132,13 @@ def read_marian(tensors: State, options: LayoutOptions) -> tuple[dict[str, Any],
     bias = tensors.pop("final_logits_bias", None)
     if bias is not None and bias.any():
         tensors["final_logits_bias"] = bias.flatten()
+    state = own_state(tensors, inverted(MARIAN))
     d_model = target.shape[1]
-    state = permute_residual(own_state(tensors, inverted(MARIAN)), interleaved_order(d_model))
+    state = permute_residual(state, interleaved_order(d_model))
     tables = _take_positions(state)
-    fields, positions = {"max_position_embeddings": options.max_position_embeddings}, {}
+    fields, positions = options.position_limit(), {}
     if tables:
-        fields, positions = position_fields(*tables)
+        fields, positions = position_fields(*tables, limit=options.max_position_embeddings)
     fields |= _sizes_and_choices(state, options, options.norm_position or "post")
     return {**fields, **options.head_fields(d_model, 16)}, {**state, **positions}
 
@@ -143,9 +150,9 @@ def write_marian(config: VanillaTransformerConfig, state: State) -> State:
         raise UserError("add_final_layer_norm=True cannot be written as marian: its stacks end in no layer norm")
     require_plain_heads("marian", config)
     state = permute_residual(zero_biases(config, state), halved_order(config.d_model))
-    bias = state.pop("lm_head.bias", torch.zeros(config.vocab_size))
+    bias = state.pop(OUTPUT_BIAS)
     if config.tie_word_embeddings:
-        del state["lm_head.weight"]
+        del state[OUTPUT]
     tensors = rename(state, MARIAN) | {"final_logits_bias": bias[None]}
     if config.share_encoder_decoder_embeddings:
         del tensors["model.encoder.embed_tokens.weight"]
@@ -169,6 +176,7 @@ def write_marian_settings(config: VanillaTransformerConfig) -> dict[str, Any]:
 
 IN_PROJ = {f"in_proj_{kind}": [f"{part}_proj.{kind}" for part in "qkv"] for kind in ("weight", "bias")}
 TORCH_POSITIONS = "positional_encoding.pos_embedding"
+TORCH_ACTIVATIONS = ("relu", "gelu")
 
 
 def _torch_names() -> dict[str, str]:
@@ -189,8 +197,8 @@ def _torch_names() -> dict[str, str]:
         modules[f"model.{side}.stack.final_norm"] = f"transformer.{side}.norm"
     return {
         **tensor_names(modules),
-        "model.encoder.embed_tokens.weight": "src_tok_emb.embedding.weight",
-        "model.decoder.embed_tokens.weight": "tgt_tok_emb.embedding.weight",
+        SOURCE: "src_tok_emb.embedding.weight",
+        TARGET: "tgt_tok_emb.embedding.weight",
     }
 
 
@@ -210,13 +218,14 @@ def read_torch(tensors: State, options: LayoutOptions) -> tuple[dict[str, Any], 
         names = {theirs.removeprefix("transformer."): ours for theirs, ours in names.items()}
     for fused, parts in IN_PROJ.items():
         tensors = split_fused(tensors, fused, parts)
-    state = rename(tensors, names) if bare else own_state(tensors, names)
+    state = own_state(tensors, names, embeddings=not bare)
     norm = required(tensors, ("" if bare else "transformer.") + "decoder.layers.0.norm1.weight")
     fields, positions = options.position_limit(), {}
     if table is not None:
-        fields, positions = position_fields(table.squeeze(1), limit=options.max_position_embeddings)
-    separate = options.encoder_vocab_size is not None
-    fields |= _new_vocabularies(options) if bare else embedding_fields(state, separate)
+        fields, positions = position_fields(
+            position_table(TORCH_POSITIONS, table), limit=options.max_position_embeddings
+        )
+    fields |= _new_vocabularies(options) if bare else embedding_fields(state, options)
     fields |= {**stack_fields(state), **final_norm_fields(state, options.norm_position or "post")}
     fields |= {"d_model": len(norm), **options.head_fields(len(norm), 8), **options.config_fields()}
     state |= positions
@@ -237,18 +246,20 @@ def _new_vocabularies(options: LayoutOptions) -> dict[str, Any]:
 
 def write_torch(config: VanillaTransformerConfig, state: State) -> State:
     """Tensors of the tutorial's model; without final layer norms where ours has none."""
-    require_plain_heads("torch", config, equal=True)
+    require_plain_heads("torch", config)
+    require_equal_sides("torch", config, "attention_heads", "ffn_dim")
+    if config.activation_function not in TORCH_ACTIVATIONS:
+        raise UserError(
+            f"activation_function={config.activation_function!r} cannot be written as torch: "
+            f"it has {' and '.join(TORCH_ACTIVATIONS)}"
+        )
     state = move_padding_back(config, zero_biases(config, state))
     encoder_table, decoder_table = position_tables(config, state)
     if not torch.equal(encoder_table, decoder_table):
         raise UserError("position_embedding_type='learned' cannot be written as torch: both sides share one table")
     _take_positions(state)
-    state.setdefault("lm_head.bias", torch.zeros(config.vocab_size))
     if not config.scale_embedding:  # the tutorial's embeddings are always scaled
-        for side in SIDES:
-            state[f"model.{side}.embed_tokens.weight"] = (
-                state[f"model.{side}.embed_tokens.weight"] / config.d_model**0.5
-            )
+        state |= {name: state[name] / config.d_model**0.5 for name in (SOURCE, TARGET)}
     tensors = rename(state, TORCH)
     for fused, parts in IN_PROJ.items():
         tensors = join_fused(tensors, fused, parts)
@@ -260,8 +271,8 @@ def torch_advice(config: VanillaTransformerConfig) -> str:
     call = (
         f"torch.nn.Transformer(d_model={config.d_model}, nhead={config.encoder_attention_heads}, "
         f"num_encoder_layers={config.encoder_layers}, num_decoder_layers={config.decoder_layers}, "
-        f"activation={config.activation_function!r}, layer_norm_eps={config.layer_norm_eps}, "
-        f"norm_first={config.norm_position == 'pre'})"
+        f"dim_feedforward={config.encoder_ffn_dim}, activation={config.activation_function!r}, "
+        f"layer_norm_eps={config.layer_norm_eps}, norm_first={config.norm_position == 'pre'})"
     )
     usual = config.add_final_layer_norm or (config.add_final_layer_norm is None and config.norm_position == "pre")
     return f"the weights are those of {call}" + ("" if usual else " without encoder.norm and decoder.norm")
@@ -273,7 +284,7 @@ FAIRSEQ = {
     **tensor_names(_fairseq_modules("")),
     **tensor_names({f"model.{side}.stack.final_norm": f"{side}.layer_norm" for side in SIDES}),
     **_fairseq_embeddings(""),
-    "lm_head.weight": "decoder.output_projection.weight",
+    OUTPUT: "decoder.output_projection.weight",
 }
 # What checkpoints of before 2019 call their layer norms -> ours; their projections of q, k and v are fused as in torch.
 FAIRSEQ_OLD_NORMS = tensor_names(
@@ -300,12 +311,14 @@ def read_fairseq_settings(settings: Mapping[str, Any]) -> LayoutOptions:
     if activation not in FAIRSEQ_ACTIVATIONS:
         raise UserError(f"activation_fn={activation!r} of fairseq is not one of {', '.join(FAIRSEQ_ACTIVATIONS)}")
     unscaled, pre_norm = settings.get("no_scale_embedding"), settings.get("encoder_normalize_before")
+    lengths = [settings[name] for name in ("max_source_positions", "max_target_positions") if settings.get(name)]
     return LayoutOptions(
         num_heads=settings.get("encoder_attention_heads"),
         decoder_num_heads=settings.get("decoder_attention_heads"),
         norm_position=None if pre_norm is None else ("pre" if pre_norm else "post"),
         activation_function=FAIRSEQ_ACTIVATIONS[activation],
         scale_embedding=None if unscaled is None else not unscaled,
+        max_position_embeddings=max(lengths, default=None),
         dropout=settings.get("dropout"),
         attention_dropout=settings.get("attention_dropout"),
         activation_dropout=settings.get("activation_dropout", settings.get("relu_dropout")),
@@ -360,13 +373,29 @@ def write_fairseq(config: VanillaTransformerConfig, state: State) -> State:
         )
     require_plain_heads("fairseq", config)
     state = zero_biases(config, state)
-    for side, table in zip(SIDES, position_tables(config, state), strict=True):
+    del state[OUTPUT_BIAS]
+    for name, table in zip(POSITIONS.values(), position_tables(config, state), strict=True):
         unused = table.new_zeros(config.pad_token_id + 1, config.d_model)
-        state[f"model.{side}.embed_positions.weight"] = torch.cat([unused, table])
+        state[name] = torch.cat([unused, table])
     return rename(state, FAIRSEQ) | {f"{side}.version": torch.tensor([3.0]) for side in SIDES}
 
 
 def write_fairseq_settings(config: VanillaTransformerConfig) -> dict[str, Any]:
+    """A checkpoint without its `model`: what fairseq looks for in every one, as of a training that begins."""
+    history = {
+        "criterion_name": "LabelSmoothedCrossEntropyCriterion",
+        "optimizer_name": "FairseqAdam",
+        "lr_scheduler_state": {},
+        "num_updates": 0,
+    }
+    return {
+        "args": argparse.Namespace(**_fairseq_arguments(config)),
+        "optimizer_history": [history],
+        "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}},
+    }
+
+
+def _fairseq_arguments(config: VanillaTransformerConfig) -> dict[str, Any]:
     """The `args` of a checkpoint."""
     activations = inverted(FAIRSEQ_ACTIVATIONS) | {"swish": "swish"}
     if config.activation_function not in activations:
@@ -412,7 +441,7 @@ def fairseq_advice(config: VanillaTransformerConfig) -> str:
 
 def _take_positions(state: State) -> list[Tensor] | None:
     """Take the tables of positions of encoder and decoder out of a state in our names; None if it has none."""
-    tables = [state.pop(f"model.{side}.embed_positions.weight", None) for side in SIDES]
+    tables = [state.pop(name, None) for name in POSITIONS.values()]
     if tables[0] is None and tables[1] is None:
         return None
     if tables[0] is None or tables[1] is None:

@@ -7,8 +7,8 @@
 | `conv1d` | post | 1e-5 | not scaled | no biases, d_k = d_v of its own | no | -, 0, and two to be given |
 | `keras` | post | 1e-6 | scaled | biases | yes | -, 0, V - 2, V - 1 |
 
-All have 8 heads, ReLU and sinusoids unless the options say otherwise. Weights do not tell the number of heads: with a
-wrong one the model loads and talks nonsense.
+All have 8 heads, ReLU and sinusoids unless the options say otherwise, and as many layers and the same d_ff in encoder
+and decoder. Weights do not tell the number of heads: with a wrong one the model loads and talks nonsense.
 
 **Names.** The tables below say all of them.
 
@@ -43,11 +43,18 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .embeddings import sinusoid_table
 from .errors import UserError
 from .weight_layout import (
+    OUTPUT,
+    OUTPUT_BIAS,
+    POSITIONS,
+    SIDES,
+    SOURCE,
+    TARGET,
     Layout,
     LayoutOptions,
     State,
@@ -62,9 +69,11 @@ from .weight_layout import (
     own_state,
     permute_residual,
     position_fields,
+    position_table,
     position_tables,
     refuse,
     rename,
+    require_equal_sides,
     require_plain_heads,
     required,
     stack_fields,
@@ -72,10 +81,7 @@ from .weight_layout import (
     zero_biases,
 )
 
-SOURCE, TARGET = "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"
-OUTPUT, OUTPUT_BIAS = "lm_head.weight", "lm_head.bias"
 OWN_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
-POSITIONS = {side: f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder")}
 
 
 # ---- names ----
@@ -120,7 +126,7 @@ ANNOTATED_NAMES = {
     "generator.proj.weight": OUTPUT,
     "generator.proj.bias": OUTPUT_BIAS,
     **tensor_names(
-        {f"{side}.norm": f"model.{side}.stack.final_norm" for side in ("encoder", "decoder")},
+        {f"{side}.norm": f"model.{side}.stack.final_norm" for side in SIDES},
         {"a_2": "weight", "b_2": "bias"},
     ),
     **_names(
@@ -269,26 +275,24 @@ KERAS_VARIABLES = {
 def _settings(state: State, options: LayoutOptions) -> dict[str, Any]:
     """All fields of the configuration but those of positions, from a state and from options without gaps."""
     settings = {
-        **embedding_fields(state, separate_vocabularies=options.encoder_vocab_size is not None),
+        **embedding_fields(state, options),
         **stack_fields(state),
         **final_norm_fields(state, options.norm_position),
         "decoder_start_token_id": options.bos_token_id,
         **options.config_fields(),
         "attention_bias": any(name.endswith("_attn.q_proj.bias") for name in state),
     }
-    for side, heads in (("encoder", options.num_heads), ("decoder", options.decoder_num_heads or options.num_heads)):
-        rows = len(required(state, f"model.{side}.stack.layers.0.self_attn.q_proj.weight"))
-        if rows % heads:
-            raise UserError(f"the {rows} rows of the query projections do not divide into {heads}: pass --num_heads")
-        settings[f"{side}_attention_heads"] = heads
-        if rows != settings["d_model"]:
-            settings["head_dim"] = rows // heads
+    rows = len(required(state, "model.encoder.stack.layers.0.self_attn.q_proj.weight"))
+    settings |= options.head_fields(rows, 8)
+    if rows != settings["d_model"]:
+        settings["head_dim"] = rows // settings["encoder_attention_heads"]
     return settings
 
 
 def _check_written(layout: str, config: VanillaTransformerConfig, defaults: LayoutOptions) -> None:
     """Raises UserError where the code of a reference computes something else than our model."""
     refuse(layout, config, norm_position=defaults.norm_position, activation_function=defaults.activation_function)
+    require_equal_sides(layout, config, "layers", "attention_heads", "ffn_dim")
     if config.layer_norm_eps != defaults.layer_norm_eps:
         raise UserError(
             f"layer_norm_eps={config.layer_norm_eps} cannot be written as {layout}, whose code has "
@@ -305,7 +309,7 @@ def _check_written(layout: str, config: VanillaTransformerConfig, defaults: Layo
 def _check_plain(layout: str, config: VanillaTransformerConfig) -> None:
     """Raises UserError for what only `conv1d` can express."""
     refuse(layout, config, position_embedding_type="sinusoidal")
-    require_plain_heads(layout, config, equal=True)
+    require_plain_heads(layout, config)
 
 
 def _foreign_vocabulary(config: VanillaTransformerConfig, state: State, scaled: bool) -> State:
@@ -319,17 +323,6 @@ def _foreign_vocabulary(config: VanillaTransformerConfig, state: State, scaled: 
     return state | {name: state[name] * factor for name in (SOURCE, TARGET)}
 
 
-def _with_biases(config: VanillaTransformerConfig, state: State) -> State:
-    """The state with a bias wherever a reference has one."""
-    state = zero_biases(config, state)
-    return {OUTPUT_BIAS: state[OUTPUT].new_zeros(len(state[OUTPUT])), **state}
-
-
-def _own_copies(tensors: State) -> State:
-    """No tensor shares memory with another one: files may not hold such."""
-    return {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
-
-
 def _without_sinusoids(weights: State, names: tuple[str, ...], limit: int | None) -> tuple[State, dict[str, Any]]:
     """The weights without the named tables (..., N, D), if they hold them, and the length for the configuration.
 
@@ -339,7 +332,7 @@ def _without_sinusoids(weights: State, names: tuple[str, ...], limit: int | None
     Raises:
         UserError: a table does not hold the sinusoids of section 3.5 in our order.
     """
-    tables = {name: weights[name].flatten(0, -2) for name in names if name in weights}
+    tables = {name: position_table(name, weights[name]) for name in names if name in weights}
     for name, table in tables.items():
         if not is_sinusoid_table(table):
             raise UserError(f"{name} does not hold the sinusoids of the paper: this layout has no other positions")
@@ -351,7 +344,6 @@ def _without_sinusoids(weights: State, names: tuple[str, ...], limit: int | None
 # ---- annotated ----
 
 ANNOTATED_DEFAULTS = LayoutOptions(
-    num_heads=8,
     norm_position="pre",
     activation_function="relu",
     layer_norm_eps=1e-6,
@@ -388,16 +380,15 @@ def _read_annotated(weights: State, options: LayoutOptions) -> tuple[dict[str, A
 def _write_annotated(config: VanillaTransformerConfig, state: State) -> State:
     _check_written("annotated", config, ANNOTATED_DEFAULTS)
     _check_plain("annotated", config)
-    state = _with_biases(config, _annotated_norms(_foreign_vocabulary(config, state, scaled=True), to_ours=False))
+    state = zero_biases(config, _annotated_norms(_foreign_vocabulary(config, state, scaled=True), to_ours=False))
     length = max(ANNOTATED_POSITIONS, config.max_position_embeddings)
     table = sinusoid_table(length, config.d_model)[None]
-    return _own_copies(rename(state, inverted(ANNOTATED_NAMES)) | dict.fromkeys(ANNOTATED_TABLES, table))
+    return rename(state, inverted(ANNOTATED_NAMES)) | dict.fromkeys(ANNOTATED_TABLES, table)
 
 
 # ---- hyunwoongko ----
 
 HYUNWOONGKO_DEFAULTS = LayoutOptions(
-    num_heads=8,
     norm_position="post",
     activation_function="relu",
     layer_norm_eps=1e-12,
@@ -420,14 +411,13 @@ def _read_hyunwoongko(weights: State, options: LayoutOptions) -> tuple[dict[str,
 def _write_hyunwoongko(config: VanillaTransformerConfig, state: State) -> State:
     _check_written("hyunwoongko", config, HYUNWOONGKO_DEFAULTS)
     _check_plain("hyunwoongko", config)
-    state = _with_biases(config, _foreign_vocabulary(config, state, scaled=False))
-    return _own_copies(rename(state, inverted(HYUNWOONGKO_NAMES)))
+    state = zero_biases(config, _foreign_vocabulary(config, state, scaled=False))
+    return rename(state, inverted(HYUNWOONGKO_NAMES))
 
 
 # ---- conv1d ----
 
 CONV1D_DEFAULTS = LayoutOptions(
-    num_heads=8,
     norm_position="post",
     activation_function="relu",
     layer_norm_eps=1e-5,
@@ -441,6 +431,13 @@ def _conv1d_word(name: str) -> str:
     for other, word in CONV1D_OTHER_WORDS.items():
         name = name.replace(other, word)
     return name
+
+
+def _conv1d_shape(name: str, tensor: Tensor) -> Tensor:
+    """Without the axis of a convolution's width, 1, or of the batch in a table of positions."""
+    if ".pos_emb." in name:
+        return position_table(name, tensor)
+    return tensor.squeeze(-1) if tensor.dim() == 3 else tensor
 
 
 def _completed(state: State) -> State:
@@ -463,15 +460,15 @@ def _read_conv1d(weights: State, options: LayoutOptions) -> tuple[dict[str, Any]
     for name in ("bos_token_id", "eos_token_id"):
         if getattr(options, name) is None:
             raise UserError(f"conv1d: pass --{name}: every copy of this tutorial has special tokens of its own")
-    state = own_state({_conv1d_word(name): tensor for name, tensor in weights.items()}, CONV1D_NAMES)
-    tables = [state.pop(name).reshape(-1, state[SOURCE].shape[1]) for name in POSITIONS.values() if name in state]
+    state = own_state({_conv1d_word(name): _conv1d_shape(name, x) for name, x in weights.items()}, CONV1D_NAMES)
+    tables = [state.pop(name) for name in POSITIONS.values() if name in state]
     if len(tables) == 1:
         raise UserError("only one of encoder.pos_emb and decoder.pos_emb is there: give both or none")
     for name, value in state.items():
         query = state.get(name.replace("v_proj", "q_proj"), value)
         if len(query) != len(value):
             raise UserError(f"W_Q has {len(query)} rows and W_V {len(value)}: our heads have d_k = d_v")
-    state = _completed({name: tensor.squeeze(-1) if ".fc" in name else tensor for name, tensor in state.items()})
+    state = _completed(state)
     positions, learned = options.position_limit(), {}
     if tables:
         positions, learned = position_fields(*tables, limit=options.max_position_embeddings)
@@ -480,23 +477,17 @@ def _read_conv1d(weights: State, options: LayoutOptions) -> tuple[dict[str, Any]
 
 def _write_conv1d(config: VanillaTransformerConfig, state: State) -> State:
     _check_written("conv1d", config, CONV1D_DEFAULTS)
-    if config.encoder_attention_heads != config.decoder_attention_heads:
-        raise UserError(
-            f"decoder_attention_heads={config.decoder_attention_heads} cannot be written as conv1d: "
-            f"it has as many heads in the encoder, {config.encoder_attention_heads}"
-        )
     state = _foreign_vocabulary(config, state, scaled=False)
     state |= dict(zip(POSITIONS.values(), position_tables(config, state), strict=True))
     if OUTPUT_BIAS in state and not state[OUTPUT_BIAS].any():
         del state[OUTPUT_BIAS]
     convolutions = {name: state[name][:, :, None] for name in state if re.search(r"\.fc[12]\.weight$", name)}
-    return _own_copies(rename(state | convolutions, inverted(CONV1D_NAMES)))
+    return rename(state | convolutions, inverted(CONV1D_NAMES))
 
 
 # ---- keras ----
 
 KERAS_DEFAULTS = LayoutOptions(
-    num_heads=8,
     norm_position="post",
     activation_function="relu",
     layer_norm_eps=1e-6,
@@ -578,17 +569,17 @@ def _write_keras(config: VanillaTransformerConfig, state: State, halved: bool) -
     name = "keras" if halved else "keras-interleaved"
     _check_written(name, config, KERAS_DEFAULTS)
     _check_plain(name, config)
-    state = _with_biases(config, _foreign_vocabulary(config, state, scaled=True))
+    state = zero_biases(config, _foreign_vocabulary(config, state, scaled=True))
     if halved:
         state = permute_residual(state, halved_order(config.d_model))
     tensors = rename(_transposed(state), inverted(KERAS_PATHS))
-    return _own_copies({name.replace(".", "/"): tensors[name] for name in _keras_order(config)})
+    return {name.replace(".", "/"): tensors[name] for name in _keras_order(config)}
 
 
 def _keras_order(config: VanillaTransformerConfig) -> list[str]:
     """The names in `KERAS_PATHS` in the order of the Keras model's variables."""
     ordered = []
-    for side in ("encoder", "decoder"):
+    for side in SIDES:
         ordered.append(f"{side}.embedding.embeddings")
         patterns = [name for name in KERAS_PATHS if name.startswith(f"{side}.layers.")]
         for layer in range(getattr(config, f"{side}_layers")):

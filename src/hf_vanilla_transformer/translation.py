@@ -12,6 +12,7 @@ from transformers.utils import ModelOutput
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .errors import UserError
 from .loss import IGNORED
+from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .search import LENGTH_PENALTY_TYPES
 from .tokenization_vanilla_transformer import load_tokenizer, require_fit
 
@@ -121,7 +122,9 @@ def translate_nbest(
         UserError: as `translate`; or more translations than beams.
     """
     options = _search_options(model, nbest, num_beams, length_penalty, length_penalty_type)
-    return _search(model, tokenizer, sentences, {**options, "output_scores": True}, max_tokens_per_batch, progress)
+    if options["num_beams"] == 1 or not isinstance(model, VanillaTransformerForConditionalGeneration):
+        options["output_scores"] = True  # our own beam search says its scores without keeping those of every step
+    return _search(model, tokenizer, sentences, options, max_tokens_per_batch, progress)
 
 
 def _search_options(
@@ -259,14 +262,16 @@ def _generate(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source
         **options,
     )
     texts = tokenizer.batch_decode(output.sequences, skip_special_tokens=True)
-    scores = _search_scores(model, tokenizer, output) if options.get("output_scores") else [0.0] * len(texts)
+    scores = _search_scores(model, tokenizer, output)
     return [Hypothesis(text, score) for text, score in zip(texts, scores, strict=True)]
 
 
 def _search_scores(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, output: ModelOutput) -> list[float]:
-    """What beam search ranks by; greedy search does not say, so its steps are summed up here."""
+    """What beam search ranks by; greedy search does not say, so its steps are summed up, if it kept them."""
     if output.get("sequences_scores") is not None:
         return output.sequences_scores.tolist()
+    if output.scores is None:
+        return [0.0] * len(output.sequences)
     steps = model.compute_transition_scores(output.sequences, output.scores, normalize_logits=True)
     real = output.sequences[:, 1:].ne(tokenizer.pad_token_id)
     return (steps.masked_fill(~real, 0.0).sum(dim=1) / real.sum(dim=1)).tolist()

@@ -1,4 +1,4 @@
-"""Files of weights, read and written without ever unpickling an object: safetensors, npz and torch files."""
+"""Files of weights, read without running code that they hold, and written: safetensors, npz and torch files."""
 
 import argparse
 import json
@@ -49,7 +49,7 @@ def find_weights(source: str | Path) -> Path:
 
 
 def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors of a file, and the settings that a fairseq checkpoint holds besides.
+    """The tensors of a file, and the settings that a checkpoint of a training holds besides.
 
     Floating point becomes float32, which loses nothing. The ending of the name says what the file is; one that is
     neither safetensors nor npz is taken for a torch file.
@@ -59,7 +59,10 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """
     settings: dict[str, Any] = {}
     if path.name.endswith(".index.json"):
-        shards = sorted(set(read_json(path).get("weight_map", {}).values()))
+        weight_map = read_json(path).get("weight_map")
+        if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
+            raise UserError(f"{path}: its weight_map does not say in which files the tensors are")
+        shards = sorted(set(weight_map.values()))
         tensors = {name: tensor for shard in shards for name, tensor in _read_safetensors(path.parent / shard).items()}
     elif path.suffix == ".safetensors":
         tensors = _read_safetensors(path)
@@ -87,31 +90,32 @@ def write_json(content: Mapping[str, Any], path: Path) -> None:
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def write_weights(tensors: Mapping[str, Tensor], path: str | Path, settings: Mapping[str, Any] | None = None) -> None:
+def write_weights(tensors: Mapping[str, Tensor], path: str | Path, beside: Mapping[str, Any] | None = None) -> None:
     """Write tensors into a new file; the ending of its name says how: .safetensors, .npz or, for a torch file, .pt.
 
     Args:
-        tensors: any that share memory are written out each.
+        tensors: any that share memory are written out each; bfloat16, which npz has not, as float32 there.
         path: its folder is made if it is not there.
-        settings: write a checkpoint of fairseq, {"args": Namespace, "model": tensors}; only as .pt.
+        beside: write a checkpoint that holds this and, as "model", the tensors; only as .pt.
 
     Raises:
         UserError: another ending, or a file that is there already.
     """
     path = Path(path)
-    suffixes = (".pt",) if settings is not None else (".safetensors", ".npz", ".pt")
+    suffixes = (".pt",) if beside is not None else (".safetensors", ".npz", ".pt")
     if path.suffix not in suffixes:
         raise UserError(f"{path}: the name of this export has to end in {' or '.join(suffixes)}")
     if path.exists():
         raise UserError(f"{path}: is there already: name a new file")
     path.parent.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
-    if settings is not None:
-        torch.save({"args": argparse.Namespace(**settings), "model": tensors}, path)
+    if beside is not None:
+        torch.save({**beside, "model": tensors}, path)
     elif path.suffix == ".safetensors":
         save_file(tensors, path, metadata={"format": "pt"})
     elif path.suffix == ".npz":
-        np.savez(path, **{name: tensor.numpy() for name, tensor in tensors.items()})
+        half = torch.bfloat16
+        np.savez(path, **{name: (x.float() if x.dtype == half else x).numpy() for name, x in tensors.items()})
     else:
         torch.save(tensors, path)
 
@@ -151,7 +155,7 @@ def _read_torch(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _settings(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """`args` of an older fairseq checkpoint, or the `model` of `cfg` of a newer one."""
+    """`args`, or the `model` of `cfg`."""
     settings = checkpoint.get("args")
     if settings is None and isinstance(checkpoint.get("cfg"), Mapping):
         settings = checkpoint["cfg"].get("model")

@@ -34,23 +34,25 @@ LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 # Which axis of a tensor of ours is the residual stream's; biases of q, k, v, fc1 and lm_head do not lie on it.
 RESIDUAL_LAST = re.compile(r"(embed_tokens|embed_positions|[qkv]_proj|fc1|lm_head)\.weight$")
 RESIDUAL_FIRST = re.compile(r"((out_proj|fc2|norm)\.(weight|bias))$")
+SIDES = ("encoder", "decoder")
+SOURCE, TARGET = (f"model.{side}.embed_tokens.weight" for side in SIDES)
+OUTPUT, OUTPUT_BIAS = "lm_head.weight", "lm_head.bias"
+EMBEDDINGS = (SOURCE, TARGET, OUTPUT)
+POSITIONS = {side: f"model.{side}.embed_positions.weight" for side in SIDES}
+TOKEN_IDS = ("unk_token_id", "pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
 # Options that are fields of the configuration under the same name and that no layout reads from the weights.
 PLAIN_OPTIONS = (
     "activation_function",
     "layer_norm_eps",
     "scale_embedding",
-    "unk_token_id",
-    "pad_token_id",
-    "bos_token_id",
-    "eos_token_id",
-    "decoder_start_token_id",
+    *TOKEN_IDS,
     "dropout",
     "attention_dropout",
     "activation_dropout",
 )
-EMBEDDINGS = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight")
-# The output bias of rows that only fill up a vocabulary: exp of it is nothing beside any other token.
-NEVER = -1000.0
+# The output bias of rows that only fill up a vocabulary: exp of it is nothing beside any other token. Further training
+# may move it a little.
+NEVER = -100.0
 
 
 def _option(text: str) -> Any:
@@ -97,17 +99,22 @@ class LayoutOptions:
         """`max_position_embeddings` where the weights hold no table of positions, if it is known."""
         return {} if self.max_position_embeddings is None else {"max_position_embeddings": self.max_position_embeddings}
 
-    def head_fields(self, d_model: int, default: int) -> dict[str, int]:
+    def head_fields(self, rows: int, default: int) -> dict[str, int]:
         """The numbers of heads, `default` where nothing is said.
 
+        Args:
+            rows: of the query projections, d_model in most layouts.
+
         Raises:
-            UserError: they do not divide d_model.
+            UserError: they do not divide `rows`.
         """
         encoder = default if self.num_heads is None else self.num_heads
         decoder = encoder if self.decoder_num_heads is None else self.decoder_num_heads
         for heads in (encoder, decoder):
-            if heads < 1 or d_model % heads:
-                raise UserError(f"d_model={d_model} does not divide into {heads} attention heads: pass --num_heads")
+            if heads < 1 or rows % heads:
+                raise UserError(
+                    f"{rows} rows of the query projections do not divide into {heads} attention heads: pass --num_heads"
+                )
         return {"encoder_attention_heads": encoder, "decoder_attention_heads": decoder}
 
 
@@ -122,7 +129,8 @@ class Layout:
             names, tied tensors under each of their names).
         write: (configuration, the full state in our names) -> foreign tensors.
         read_settings: the options that the foreign model's own configuration states; None if it has no such thing.
-        write_settings: our configuration in the words of the foreign one.
+        write_settings: what stands beside the tensors: our configuration in the words of the foreign one, or all else
+            that a checkpoint holds.
         advice: what somebody who loads the written tensors has to know besides, one line; None for nothing.
 
     All of them raise `UserError` where one side cannot express the other, naming the field or the tensor.
@@ -185,19 +193,24 @@ def rename(tensors: State, names: Mapping[str, str]) -> State:
     return renamed
 
 
-def own_state(tensors: State, names: Mapping[str, str]) -> State:
-    """`rename` of a model with embeddings and output projection.
+def own_state(tensors: State, names: Mapping[str, str], embeddings: bool = True) -> State:
+    """`rename`, with vectors and matrices where ours are vectors and matrices.
 
     Args:
         names: theirs -> ours.
+        embeddings: whether there have to be embeddings and an output projection.
 
     Raises:
-        UserError: unknown tensors, or none for an embedding or the output projection, in their words.
+        UserError: unknown tensors, others than vectors and matrices, or a missing embedding, in their words.
     """
     state = rename(tensors, names)
     for theirs, ours in names.items():
-        if ours in EMBEDDINGS and ours not in state:
+        if embeddings and ours in EMBEDDINGS and ours not in state:
             required(tensors, theirs)
+    for name, tensor in state.items():
+        axes = 1 if name.endswith(("bias", "norm.weight")) else 2
+        if tensor.dim() != axes:
+            raise UserError(f"the tensor for {name} has {tensor.dim()} axes, not {axes}: is it another --format?")
     return state
 
 
@@ -242,11 +255,16 @@ def split_fused(tensors: State, ending: str, parts: Iterable[str]) -> State:
     Args:
         ending: such as "in_proj_weight".
         parts: endings of the pieces in their order, such as "q_proj.weight", "k_proj.weight", "v_proj.weight".
+
+    Raises:
+        UserError: a tensor that has no such pieces.
     """
     parts = tuple(parts)
     split = {}
     for key, tensor in tensors.items():
         if key.endswith(ending):
+            if tensor.dim() == 0 or len(tensor) % len(parts):
+                raise UserError(f"{key} of shape {tuple(tensor.shape)} does not divide into {len(parts)}")
             start = key.removesuffix(ending)
             split |= {start + part: piece.clone() for part, piece in zip(parts, tensor.chunk(len(parts)), strict=True)}
         else:
@@ -306,6 +324,13 @@ def is_sinusoid_table(table: Tensor) -> bool:
     return bool((error <= 1e-6 + 5e-7 * torch.arange(len(table))[:, None]).all())
 
 
+def position_table(name: str, tensor: Tensor) -> Tensor:
+    """A table (N, D) of positions that somebody has stored as (N, 1, D) or (1, N, D)."""
+    if tensor.dim() < 2:
+        raise UserError(f"{name} has the shape {tuple(tensor.shape)}: a table of positions has two axes")
+    return tensor.flatten(0, -2)
+
+
 def position_fields(
     encoder_table: Tensor, decoder_table: Tensor | None = None, limit: int | None = None
 ) -> tuple[dict[str, Any], State]:
@@ -331,8 +356,7 @@ def position_fields(
         )
     if all(map(is_sinusoid_table, tables)):
         return {"position_embedding_type": "sinusoidal", "max_position_embeddings": length}, {}
-    names = [f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder")]
-    tensors = {name: table.clone().float() for name, table in zip(names, tables, strict=True)}
+    tensors = {name: table.clone().float() for name, table in zip(POSITIONS.values(), tables, strict=True)}
     return {"position_embedding_type": "learned", "max_position_embeddings": length}, tensors
 
 
@@ -341,7 +365,7 @@ def position_tables(config: VanillaTransformerConfig, state: State) -> tuple[Ten
     if config.position_embedding_type == "sinusoidal":
         table = sinusoid_table(config.max_position_embeddings, config.d_model)
         return table, table.clone()
-    return state["model.encoder.embed_positions.weight"], state["model.decoder.embed_positions.weight"]
+    return state[POSITIONS["encoder"]], state[POSITIONS["decoder"]]
 
 
 # ---- fields ----
@@ -353,25 +377,31 @@ def final_norm_fields(state: State, norm_position: str) -> dict[str, Any]:
     Raises:
         UserError: only one of the two stacks ends in a layer norm.
     """
-    found = [f"model.{side}.stack.final_norm.weight" in state for side in ("encoder", "decoder")]
+    found = [f"model.{side}.stack.final_norm.weight" in state for side in SIDES]
     if found[0] != found[1]:
         raise UserError("only one of encoder and decoder ends in a layer norm: this model cannot be expressed")
     usual = found[0] == (norm_position == "pre")
     return {"norm_position": norm_position, "add_final_layer_norm": None if usual else found[0]}
 
 
-def embedding_fields(state: State, separate_vocabularies: bool = False) -> dict[str, Any]:
+def embedding_fields(state: State, options: LayoutOptions) -> dict[str, Any]:
     """Sizes of the vocabularies, and which of the three matrices are one, as the values show.
 
     Args:
         state: in our names, with all three matrices.
-        separate_vocabularies: whether source and target have vocabularies of their own even if of equal size.
+        options: a size of the source's vocabulary says that it has one of its own, even if of the target's size.
+
+    Raises:
+        UserError: sizes that are not those of the matrices.
     """
-    source, target, head = (
-        required(state, name)
-        for name in ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight")
-    )
-    separate = separate_vocabularies or len(source) != len(target)
+    source, target, head = (required(state, name) for name in EMBEDDINGS)
+    for name, matrix in (("vocab_size", target), ("encoder_vocab_size", source)):
+        if getattr(options, name) not in (None, len(matrix)):
+            raise UserError(
+                f"{name}={getattr(options, name)}, but the weights have embeddings of {len(matrix)} tokens: "
+                f"leave --{name} out"
+            )
+    separate = options.encoder_vocab_size is not None or len(source) != len(target)
     tied = torch.equal(target, head)
     return {
         "vocab_size": len(target),
@@ -379,14 +409,14 @@ def embedding_fields(state: State, separate_vocabularies: bool = False) -> dict[
         "d_model": target.shape[1],
         "share_encoder_decoder_embeddings": not separate and tied and torch.equal(source, target),
         "tie_word_embeddings": tied,
-        "lm_head_bias": "lm_head.bias" in state,
+        "lm_head_bias": OUTPUT_BIAS in state,
     }
 
 
 def stack_fields(state: State) -> dict[str, Any]:
     """Numbers of layers and widths of the feed-forward networks of a state in our names."""
     fields = {}
-    for side in ("encoder", "decoder"):
+    for side in SIDES:
         layers = f"model.{side}.stack.layers."
         fields[f"{side}_layers"] = count_layers(state, layers + "{}.")
         fields[f"{side}_ffn_dim"] = len(required(state, f"{layers}0.feed_forward.fc1.weight"))
@@ -400,6 +430,8 @@ def move_padding(settings: dict[str, Any], state: State) -> tuple[dict[str, Any]
     """The same model with a padding token of its own behind both vocabularies if it pads with token 0.
 
     `generate()` takes 0 for "no padding token". All tokens keep their numbers, and the new one can never come out.
+    Further training leaves it so, because its `label_smoothing` is set to 0: smoothing gives each of V tokens a share
+    of eps / V, this one too, which would cost 100 eps / V at first and make the token as likely as one never seen.
 
     Args:
         settings: keyword arguments of `VanillaTransformerConfig`.
@@ -407,27 +439,26 @@ def move_padding(settings: dict[str, Any], state: State) -> tuple[dict[str, Any]
     """
     if settings.get("pad_token_id") != 0:
         return settings, state
-    source, target, output = EMBEDDINGS
-    padding = max(len(state[source]), len(state[target]))
-    bias = state.get("lm_head.bias", state[output].new_zeros(len(state[output])))
+    padding = max(len(state[SOURCE]), len(state[TARGET]))
+    bias = state.get(OUTPUT_BIAS, state[OUTPUT].new_zeros(len(state[OUTPUT])))
     grown = {name: _with_rows(state[name], padding + 1, 0.0) for name in EMBEDDINGS}
-    grown["lm_head.bias"] = _with_rows(bias, padding + 1, NEVER)
-    changes = {"vocab_size": padding + 1, "pad_token_id": padding, "lm_head_bias": True}
+    grown[OUTPUT_BIAS] = _with_rows(bias, padding + 1, NEVER)
+    changes = {"vocab_size": padding + 1, "pad_token_id": padding, "lm_head_bias": True, "label_smoothing": 0.0}
     if settings.get("encoder_vocab_size") is not None:
         changes["encoder_vocab_size"] = padding + 1
     return settings | changes, state | grown
 
 
 def move_padding_back(config: VanillaTransformerConfig, state: State) -> State:
-    """The inverse of `move_padding`; a copy of any other state."""
-    padding, bias = config.pad_token_id, state.get("lm_head.bias")
-    if bias is None or padding != config.vocab_size - 1 or bias[padding] != NEVER:
+    """The inverse of `move_padding`, also after further training; a copy of any other state."""
+    padding, bias = config.pad_token_id, state.get(OUTPUT_BIAS)
+    if bias is None or padding != config.vocab_size - 1 or bias[padding] > NEVER / 2:
         return dict(state)
-    source, target, output = EMBEDDINGS
-    rows = int((bias != NEVER).sum())
-    source_rows = int(state[source].any(dim=1).nonzero().max()) + 1  # rows of zeros at the end have been added
-    cut = {name: state[name][:rows] for name in (target, output, "lm_head.bias")}
-    return state | cut | {source: state[source][:source_rows]}
+    rows = source_rows = int((bias > NEVER / 2).nonzero().max()) + 1
+    if config.encoder_vocab_size is not None:  # no gradient reaches the rows that were added here: they are still 0
+        source_rows = int(state[SOURCE].any(dim=1).nonzero().max()) + 1
+    cut = {name: state[name][:rows] for name in (TARGET, OUTPUT, OUTPUT_BIAS)}
+    return state | cut | {SOURCE: state[SOURCE][:source_rows]}
 
 
 def _with_rows(tensor: Tensor, rows: int, value: float) -> Tensor:
@@ -438,9 +469,10 @@ def _with_rows(tensor: Tensor, rows: int, value: float) -> Tensor:
 
 
 def zero_biases(config: VanillaTransformerConfig, state: State) -> State:
-    """A copy of the state, with biases of zero where `attention_bias` is False: for layouts that always have them."""
+    """A copy of the state, with biases of zero where attention or the output has none: for layouts that have them."""
+    state = {OUTPUT_BIAS: state[OUTPUT].new_zeros(len(state[OUTPUT])), **state}
     if config.attention_bias:
-        return dict(state)
+        return state
     biases = {
         f"{key.removesuffix('weight')}bias": tensor.new_zeros(tensor.shape[0])
         for key, tensor in state.items()
@@ -456,29 +488,40 @@ def refuse(layout: str, config: VanillaTransformerConfig, **expressible: Any) ->
             raise UserError(f"{name}={getattr(config, name)!r} cannot be written as {layout}: it has {name}={value!r}")
 
 
-def require_plain_heads(layout: str, config: VanillaTransformerConfig, equal: bool = False) -> None:
-    """Raises UserError unless heads times their size are d_model, and if `equal`, both sides have as many."""
-    encoder, decoder = config.encoder_attention_heads, config.decoder_attention_heads
-    for heads in (encoder, decoder):
+def require_plain_heads(layout: str, config: VanillaTransformerConfig) -> None:
+    """Raises UserError unless heads times their size are d_model."""
+    for heads in (config.encoder_attention_heads, config.decoder_attention_heads):
         if config.head_dim is not None and heads * config.head_dim != config.d_model:
             raise UserError(
                 f"head_dim={config.head_dim} cannot be written as {layout}: "
                 f"its {heads} heads divide d_model={config.d_model}"
             )
-    if equal and encoder != decoder:
-        raise UserError(
-            f"decoder_attention_heads={decoder} cannot be written as {layout}: "
-            f"it has as many heads in the encoder, {encoder}"
-        )
+
+
+def require_equal_sides(layout: str, config: VanillaTransformerConfig, *names: str) -> None:
+    """Raises UserError where encoder and decoder differ in one of the fields, such as "ffn_dim"."""
+    for name in names:
+        encoder, decoder = (getattr(config, f"{side}_{name}") for side in SIDES)
+        if encoder != decoder:
+            raise UserError(
+                f"decoder_{name}={decoder} cannot be written as {layout}: it is one number there for both sides, "
+                f"and encoder_{name}={encoder}"
+            )
 
 
 def own_config(settings: Mapping[str, Any]) -> VanillaTransformerConfig:
-    """Raises UserError where the foreign model cannot be one of ours."""
+    """Raises UserError where the foreign model cannot be one of ours, or has special tokens that do not exist."""
     try:
-        return VanillaTransformerConfig(**settings)
+        config = VanillaTransformerConfig(**settings)
     except (StrictDataclassError, ValueError, TypeError) as error:
         reason = re.sub(r"^\w+Error: ", "", str(error).strip().splitlines()[-1].strip())
         raise UserError(f"this model cannot be expressed: {reason}") from error
+    padded = min(config.vocab_size, config.encoder_vocab_size or config.vocab_size)
+    for name in TOKEN_IDS:
+        size = padded if name == "pad_token_id" else config.vocab_size
+        if not 0 <= getattr(config, name) < size:
+            raise UserError(f"{name}={getattr(config, name)} is not one of {size} tokens: pass --{name}")
+    return config
 
 
 def check_state(config: VanillaTransformerConfig, state: State) -> None:
@@ -501,7 +544,13 @@ def check_state(config: VanillaTransformerConfig, state: State) -> None:
 
 __all__ = [
     "EMBEDDINGS",
+    "OUTPUT",
+    "OUTPUT_BIAS",
     "PLAIN_OPTIONS",
+    "POSITIONS",
+    "SIDES",
+    "SOURCE",
+    "TARGET",
     "Layout",
     "LayoutOptions",
     "State",
@@ -520,9 +569,11 @@ __all__ = [
     "own_state",
     "permute_residual",
     "position_fields",
+    "position_table",
     "position_tables",
     "refuse",
     "rename",
+    "require_equal_sides",
     "require_plain_heads",
     "required",
     "shortened",
