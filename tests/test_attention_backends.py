@@ -346,6 +346,22 @@ class TestSwitching:
         assert model.config._attn_implementation == "eager"
 
 
+def test_bfloat16_on_the_cpu_is_computed_in_float32():
+    """Of the same rounded inputs, the result is the rounded one of float32, and so are the gradients."""
+    generator = torch.Generator().manual_seed(0)
+    wide = [torch.randn(2, 4, 6, 8, generator=generator).bfloat16().float().requires_grad_() for _ in range(3)]
+    half = [states.detach().bfloat16().requires_grad_() for states in wide]
+    attention, mask = random_model("sdpa").model.decoder.stack.layers[0].self_attn, torch.ones(6, 6).tril().bool()
+    attend = random_model("sdpa")._attention_function()
+    results = [attend(attention, *states, mask[None, None], scaling=0.3)[0] for states in (wide, half)]
+    assert results[1].dtype == torch.bfloat16
+    assert torch.equal(results[0].bfloat16(), results[1])
+    for result in results:
+        result.float().square().sum().backward()
+    for x, y in zip(wide, half, strict=True):
+        torch.testing.assert_close(x.grad, y.grad.float(), atol=0.03, rtol=0.03)
+
+
 class TestWhatABackendCannotDo:
     def test_attention_weights(self, backend):
         model = random_model(backend)

@@ -149,10 +149,28 @@ def packed_attention(
     return context, None
 
 
+def in_float32_on_cpu(
+    kernel: Callable,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+) -> tuple[Tensor, None]:
+    """`sdpa`; PyTorch's kernel for bfloat16 on CPUs takes several times as long as that for float32."""
+    if query.dtype != torch.bfloat16 or query.device.type != "cpu":
+        return kernel(module, query, key, value, mask, scaling=scaling, dropout=dropout)
+    context, _ = kernel(module, query.float(), key.float(), value.float(), mask, scaling=scaling, dropout=dropout)
+    return context.to(query.dtype), None
+
+
 def adapted(attend: Callable, name: str) -> Callable:
-    """The backend `name`, found by transformers as `attend`, with the masks of this module."""
-    is_flash = is_flash_attention_requested(requested_attention_implementation=name)
-    return partial(packed_attention, attend) if is_flash else attend
+    """The backend `name`, found by transformers as `attend`, as this module calls it."""
+    if is_flash_attention_requested(requested_attention_implementation=name):
+        return partial(packed_attention, attend)
+    return partial(in_float32_on_cpu, attend) if name == "sdpa" else attend
 
 
 def check_abilities(name: str, dropout: float, output_attentions: bool | None) -> None:
