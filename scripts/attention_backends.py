@@ -14,6 +14,7 @@ A small model learns to copy a few sentences of different lengths. Then, with th
 | empty source | log-probabilities of a sentence whose source is padding only; its attention is zero everywhere |
 """
 
+import argparse
 import copy
 import json
 import sys
@@ -176,6 +177,7 @@ def kept(row: dict[str, Any]) -> bool:
 
 
 def main() -> int:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     teacher, rows = trained_model(), []
     for name, dtype in VARIANTS:
         differences = measured(teacher, name, dtype)

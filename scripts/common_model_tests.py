@@ -5,6 +5,7 @@ scripts/results/common_model_tests.json. Exit status 1: something is not as the 
 say, or the index cannot be reached.
 """
 
+import argparse
 import json
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from transformers_suite import MODULES, CannotFetch, complaints, fetch, markdown
 
 
 def main() -> int:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         try:
             fetch(Path(folder))

@@ -4,6 +4,7 @@ python scripts/results_table.py          rewrite the tables
 python scripts/results_table.py --check  say whether they are up to date (exit status 1 if not)
 """
 
+import argparse
 import json
 import subprocess
 import sys
@@ -117,9 +118,12 @@ def updated(text: str) -> str:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    check = parser.parse_args().check
     readme = ROOT / "README.md"
     text = readme.read_text(encoding="utf-8")
-    if "--check" in sys.argv[1:]:
+    if check:
         return int(updated(text) != text)
     readme.write_text(updated(text), encoding="utf-8")
     return 0

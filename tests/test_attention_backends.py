@@ -10,6 +10,7 @@ import importlib.util
 import inspect
 import json
 import re
+import sys
 import warnings
 from functools import partial
 from pathlib import Path
@@ -504,6 +505,7 @@ def test_the_table_of_backends(script, monkeypatch, tmp_path, capsys):
     """Of one that runs here and one that does not."""
     monkeypatch.setattr(script, "VARIANTS", [("sdpa", torch.float32), ("flash_attention_2", torch.bfloat16)])
     monkeypatch.setattr(script, "RESULT", tmp_path / "result.json")
+    monkeypatch.setattr(sys, "argv", ["attention_backends.py"])
     monkeypatch.setattr(script, "trained_model", partial(script.trained_model, steps=2))
     assert script.main() == 0
     head, _, sdpa, flash, _, note = capsys.readouterr().out.strip().split("\n")

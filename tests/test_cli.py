@@ -90,6 +90,16 @@ def test_export_to_ctranslate2_and_translate_with_it(folder, tmp_path, capsys):
     assert found.endswith("--dtype bfloat16: with CTranslate2 the type is chosen by `export --compute_type`")
 
 
+def test_exports_are_not_models(tmp_path, capsys):
+    for file, message in (
+        ("model.bin", "is a CTranslate2 model: translate with --engine ctranslate2"),
+        ("encoder.onnx", "holds ONNX graphs: name the folder that they were exported from"),
+    ):
+        (tmp_path / file).mkdir()
+        (tmp_path / file / file).touch()
+        assert complaint(capsys, ["translate", str(tmp_path / file), "a"]).endswith(f"{file} {message}")
+
+
 def test_ctranslate2_is_not_installed(folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     monkeypatch.delitem(sys.modules, "hf_vanilla_transformer.ctranslate2_export", raising=False)
@@ -147,6 +157,15 @@ def test_evaluate_writes_scores_and_hypotheses_and_compares(folder, tmp_path, ca
     assert record["source_lang"] == "en"
     assert record["evaluation"]["sets"]["news"]["scores"]["bleu"]["signature"].startswith("nrefs:1|case:mixed")
     assert json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))["sets"]["news"]["n"] == len(TEXT)
+    other = [write(tmp_path / f"other.{side}", TEXT[:2]) for side in ("en", "de")]
+    assert main(["evaluate", str(folder), "--test_file", *other, "--num_beams", "1"]) == 0
+    assert f"the scores are in {folder / 'evaluation.json'}, for the model card" in capsys.readouterr().err
+    sets = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))["sets"]
+    assert {name: entry["n"] for name, entry in sets.items()} == {"news": len(TEXT), "other": 2}
+    assert main(["evaluate", str(folder), "--test_file", *other, "--num_beams", "2"]) == 0
+    capsys.readouterr()
+    sets = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))["sets"]
+    assert set(sets) == {"other"}  # one beam and two are not to be mixed
     perfect = tmp_path / "perfect"
     perfect.mkdir()
     write(perfect / "news.hyp.de", TEXT)

@@ -138,9 +138,15 @@ class TestExportToMarian:
     @pytest.mark.parametrize(
         ("overrides", "message"),
         [
-            ({"norm_position": "pre"}, "norm_position='pre' cannot be written as marian: it has norm_position='post'"),
+            (
+                {"norm_position": "pre"},
+                "norm_position='pre' cannot be written as marian, which has norm_position='post'",
+            ),
             ({"position_embedding_type": "learned"}, "position_embedding_type='learned' cannot be written as marian"),
-            ({"layer_norm_eps": 1e-6}, "layer_norm_eps=1e-06 cannot be written as marian: it has layer_norm_eps=1e-05"),
+            (
+                {"layer_norm_eps": 1e-6},
+                "layer_norm_eps=1e-06 cannot be written as marian, which has layer_norm_eps=1e-05",
+            ),
             ({"head_dim": 5}, "head_dim=5 cannot be written as marian: its 4 heads divide d_model=32"),
             ({"add_final_layer_norm": True}, "add_final_layer_norm=True cannot be written as marian"),
         ],
@@ -516,6 +522,10 @@ class TestTorch:
         notes = import_folder(path, "torch", tmp_path / "ours", LayoutOptions(num_heads=4, vocab_size=V))
         assert notes[0].startswith("the source holds no embeddings")
         assert notes[1].startswith("no tokenizer came with the weights")
+        assert notes[2] == (
+            "taken for given: --num_heads 4 --unk_token_id 0 --pad_token_id 1 --bos_token_id 2 --eos_token_id 3 "
+            "--decoder_start_token_id 2: where that is wrong, import again with the right ones"
+        )
         assert VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path / "ours").config.vocab_size == V
 
     @pytest.mark.parametrize(
@@ -616,9 +626,11 @@ class TestFairseq:
     @pytest.mark.parametrize("settings", FAIRSEQ_CASES.values(), ids=FAIRSEQ_CASES)
     def test_there_and_back(self, tmp_path, settings):
         first = import_model(saved(tmp_path, checkpoint(fairseq(**settings), settings)), "fairseq")
-        assert export_model(first, "fairseq", tmp_path / "back.pt") == [
-            "special tokens are numbered as in a fairseq dictionary"
-        ]
+        notes = export_model(first, "fairseq", tmp_path / "back.pt")
+        assert notes[0] == "special tokens are numbered as in a fairseq dictionary"
+        assert notes[1].endswith(
+            "--unk_token_id 3 --pad_token_id 1 --bos_token_id 0 --eos_token_id 2 --decoder_start_token_id 2"
+        )
         second = import_model(tmp_path / "back.pt", "fairseq")
         for name, tensor in first.state_dict().items():
             torch.testing.assert_close(second.state_dict()[name], tensor, atol=0, rtol=0)
@@ -718,7 +730,7 @@ class TestFairseq:
     @pytest.mark.parametrize(
         ("overrides", "message"),
         [
-            ({"lm_head_bias": True}, "lm_head_bias=True cannot be written as fairseq: it has lm_head_bias=False"),
+            ({"lm_head_bias": True}, "lm_head_bias=True cannot be written as fairseq, which has lm_head_bias=False"),
             ({"layer_norm_eps": 1e-6}, "layer_norm_eps=1e-06 cannot be written as fairseq"),
             ({"add_final_layer_norm": True}, "add_final_layer_norm=True cannot be written as fairseq"),
             ({"head_dim": 5}, "head_dim=5 cannot be written as fairseq"),

@@ -305,7 +305,9 @@ def test_through_files(name, ending, tmp_path):
     model = import_model(tmp_path / f"theirs{ending}", name, options)
     assert logit_difference(model, logits, PADDING[name]) < TOLERANCE
     notes = export_model(model, name, tmp_path / f"ours{ending}")
-    assert notes == [LAYOUTS[name].advice(model.config)]
+    assert notes[0] == LAYOUTS[name].advice(model.config)
+    heads = model.config.encoder_attention_heads
+    assert notes[1].startswith(f"to import it again: --num_heads {heads} --unk_token_id {model.config.unk_token_id} ")
     again = import_model(tmp_path / f"ours{ending}", name, options)
     assert logit_difference(again, logits, PADDING[name]) < TOLERANCE
 

@@ -183,6 +183,7 @@ def _score(argv: Sequence[str]) -> None:
 
 
 def _evaluate(argv: Sequence[str]) -> None:
+    from .provenance import EVALUATION_RECORD
     from .reporting import compare, evaluate_model, read_hypotheses, read_test_sets
 
     parser = _model_parser("evaluate", "Translate test sets; BLEU, chrF, TER with signatures, P1 for Multi30k.")
@@ -228,6 +229,8 @@ def _evaluate(argv: Sequence[str]) -> None:
     for name, found in record["sets"].items():
         for metric, entry in found["scores"].items():
             print(f"{name}\t{metric}\t{entry['score']:.2f}\t{entry['signature']}")
+    if folder.is_dir():
+        print(f"the scores are in {folder / EVALUATION_RECORD}, for the model card", file=sys.stderr)
     if options.against:
         verdicts = compare(Path(options.against), results or folder, test_sets, target_lang)
         for name, verdict in verdicts.items():

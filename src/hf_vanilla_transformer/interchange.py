@@ -63,7 +63,21 @@ def import_folder(
     output = new_folder(output)
     model, settings, notes = _import(source, format, options or LayoutOptions())
     model.save_pretrained(output)
-    return [*notes, import_tokenizer(find_weights(source).parent, output, model.config, settings)]
+    notes.append(import_tokenizer(find_weights(source).parent, output, model.config, settings))
+    if format != "marian":  # whose configuration tells everything
+        flags = _flags(model.config)
+        notes.append(f"taken for given: {flags}: where that is wrong, import again with the right ones")
+    return notes
+
+
+def _flags(config: VanillaTransformerConfig) -> str:
+    """What weights do not tell of a model, as options of the command line."""
+    told = {"num_heads": config.encoder_attention_heads}
+    if config.decoder_attention_heads != config.encoder_attention_heads:
+        told["decoder_num_heads"] = config.decoder_attention_heads
+    ids = [f"{role}_token_id" for role in ("unk", "pad", "bos", "eos", "decoder_start")]
+    told |= {name: getattr(config, name) for name in ids}
+    return " ".join(f"--{name} {value}" for name, value in told.items())
 
 
 def export_model(
@@ -93,7 +107,7 @@ def export_model(
     notes = [layout.advice(config)] if layout.advice else []
     if layout.name != "marian":
         write_weights(tensors, output, settings)
-        return notes
+        return [*notes, f"to import it again: {_flags(config)}"]
     output = new_folder(output)
     notes += _write_marian_folder(model, tensors, settings or {}, output)
     return notes + ([export_tokenizer(folder, output)] if folder else [])

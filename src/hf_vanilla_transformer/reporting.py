@@ -110,14 +110,15 @@ def evaluate_model(
     Args:
         model, tokenizer: what is evaluated.
         test_sets: from `read_test_sets`.
-        folder: the model's; `evaluation.json` goes there, which the model card is filled from.
+        folder: the model's; `evaluation.json` goes there, which the model card is filled from. Other test sets that
+            are in it stay if they were searched in the same way.
         target_lang: names the files with the hypotheses, and the tokenizer of P1.
         num_beams, length_penalty, length_penalty_type: as in `translation.translate`.
         results: where `<test set>.hyp.<language>` and a `run.json` that joins training and scores go, to be
             committed or shared; None leaves the hypotheses in `folder`.
 
     Returns:
-        the content of `evaluation.json`.
+        the scores of these test sets, as in `evaluation.json`.
     """
     target = results or folder
     target.mkdir(parents=True, exist_ok=True)
@@ -148,10 +149,22 @@ def evaluate_model(
             "scores": score_test_set(test_set, hypotheses, target_lang),
         }
     if folder.is_dir():
-        _write_json(folder / EVALUATION_RECORD, record)
+        _write_json(folder / EVALUATION_RECORD, _with_earlier_sets(folder, record))
     if results is not None:
         _write_json(results / RUN_RECORD, _joined_record(folder, record))
     return record
+
+
+def _with_earlier_sets(folder: Path, record: dict[str, Any]) -> dict[str, Any]:
+    """The record with the test sets that were evaluated before, by the same search of the same weights.
+
+    Training removes the scores of the weights that it replaces.
+    """
+    path = folder / EVALUATION_RECORD
+    earlier = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if earlier.get("generation") != record["generation"]:
+        return record
+    return {**record, "sets": {**earlier["sets"], **record["sets"]}}
 
 
 def _joined_record(folder: Path, evaluation: dict[str, Any]) -> dict[str, Any]:

@@ -61,6 +61,10 @@ def load_model(
     path = Path(name_or_path)
     if not path.exists() and (path.is_absolute() or (path.parent.is_dir() and path.parent != Path())):
         raise UserError(f"{name_or_path}: no such folder")
+    if (path / "model.bin").is_file():
+        raise UserError(f"{name_or_path} is a CTranslate2 model: translate with --engine ctranslate2")
+    if (path / "encoder.onnx").is_file():
+        raise UserError(f"{name_or_path} holds ONNX graphs: name the folder that they were exported from")
     try:
         model = AutoModelForSeq2SeqLM.from_pretrained(name_or_path, dtype=dtype, trust_remote_code=trust_remote_code)
         tokenizer = load_tokenizer(name_or_path, trust_remote_code=trust_remote_code)

@@ -485,7 +485,9 @@ def refuse(layout: str, config: VanillaTransformerConfig, **expressible: Any) ->
     """Raises UserError for the first field that is not the one value that a layout can express."""
     for name, value in expressible.items():
         if getattr(config, name) != value:
-            raise UserError(f"{name}={getattr(config, name)!r} cannot be written as {layout}: it has {name}={value!r}")
+            raise UserError(
+                f"{name}={getattr(config, name)!r} cannot be written as {layout}, which has {name}={value!r}"
+            )
 
 
 def require_plain_heads(layout: str, config: VanillaTransformerConfig) -> None:
