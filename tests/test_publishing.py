@@ -43,6 +43,7 @@ MODEL_CODE = {
         "modeling_vanilla_transformer",
         "pipeline_vanilla_transformer",
         "beam_search",
+        "dropout",
         "search",
         "transformer",
     )

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .attention import MultiHeadAttention, scaled_dot_product_attention
+from .dropout import Dropout
 
 
 class FeedForward(nn.Module):
@@ -21,7 +22,7 @@ class FeedForward(nn.Module):
         super().__init__()
         self.fc1 = nn.Linear(d_model, d_ff)
         self.activation = activation
-        self.dropout = nn.Dropout(activation_dropout)
+        self.dropout = Dropout(activation_dropout)
         self.fc2 = nn.Linear(d_ff, d_model)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
@@ -42,7 +43,7 @@ class AddAndNorm(nn.Module):
     def __init__(self, d_model: int, dropout: float, eps: float, pre_norm: bool):
         super().__init__()
         self.norm = nn.LayerNorm(d_model, eps=eps)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.pre_norm = pre_norm
 
     def forward(self, hidden_states: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:

@@ -31,6 +31,7 @@ from .attention import MultiHeadAttention, scaled_dot_product_attention
 from .attention_backends import adapted, bidirectional_mask, causal_mask, check_abilities, check_cache
 from .beam_search import beam_search, beam_search_applies
 from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .dropout import Dropout
 from .embeddings import LearnedPositions, SinusoidalPositions, TokenEmbedding
 from .layers import AddAndNorm, DecoderLayer, EncoderLayer, FeedForward
 from .loss import IGNORED, label_smoothed_cross_entropy
@@ -215,7 +216,7 @@ class VanillaTransformerEncoder(VanillaTransformerPreTrainedModel):
         super().__init__(config)
         self.embed_tokens = self._token_embedding(config.encoder_vocab_size or config.vocab_size)
         self.embed_positions = self._position_embedding()
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         layers = [
             EncoderLayer(
                 self._attention(config.encoder_attention_heads),
@@ -277,7 +278,7 @@ class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
         heads = config.decoder_attention_heads
         self.embed_tokens = self._token_embedding(config.vocab_size)
         self.embed_positions = self._position_embedding()
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         layers = [
             DecoderLayer(
                 self._attention(heads, is_causal=True, layer_idx=index),
