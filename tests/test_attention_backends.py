@@ -357,6 +357,8 @@ def test_bfloat16_on_the_cpu_is_computed_in_float32():
     results = [attend(attention, *states, mask[None, None], scaling=0.3)[0] for states in (wide, half)]
     assert results[1].dtype == torch.bfloat16
     assert torch.equal(results[0].bfloat16(), results[1])
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(attend(attention, *half, mask[None, None], scaling=0.3)[0], results[1])
     for result in results:
         result.float().square().sum().backward()
     for x, y in zip(wide, half, strict=True):

@@ -162,7 +162,9 @@ def in_float32_on_cpu(
     """`sdpa`; PyTorch's kernel for bfloat16 on CPUs takes several times as long as that for float32."""
     if query.dtype != torch.bfloat16 or query.device.type != "cpu":
         return kernel(module, query, key, value, mask, scaling=scaling, dropout=dropout)
-    context, _ = kernel(module, query.float(), key.float(), value.float(), mask, scaling=scaling, dropout=dropout)
+    with torch.autocast("cpu", enabled=False):  # which would make bfloat16 of them again
+        wide = [states.float() for states in (query, key, value)]
+        context, _ = kernel(module, *wide, mask, scaling=scaling, dropout=dropout)
     return context.to(query.dtype), None
 
 
