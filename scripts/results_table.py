@@ -9,7 +9,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "scripts" / "results"
@@ -98,12 +98,24 @@ def defects() -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
+def speed() -> str:
+    """Ratios to the better of the two MarianMT, which was measured in the same run."""
+    lines = ["| what | engine | × MarianMT, median | least to greatest |", "|---|---|---|---|"]
+    for section, engines in result("benchmark")["sections"].items():
+        peers = [median(rates) for name, rates in engines.items() if name.startswith("marian")]
+        for name, rates in engines.items() if peers else ():
+            ratios = [rate / max(peers) for rate in rates]
+            lines.append(f"| {section} | {name} | {median(ratios):.2f} | {min(ratios):.2f} to {max(ratios):.2f} |")
+    return "\n".join(lines)
+
+
 SECTIONS = {
     "results": results,
     "agreement": lambda: agreement(result("agreement")["rows"]),
     "backends": lambda: backends(result("attention_backends")["rows"]),
     "common tests": common_tests,
     "defects": defects,
+    "speed": speed,
 }
 
 
