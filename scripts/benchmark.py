@@ -212,6 +212,7 @@ def rates(options: argparse.Namespace, engines: dict[str, tuple]) -> dict[str, l
         pipes[name], other = context.Pipe()
         processes.append(context.Process(target=work, args=(options, make, arguments, other), daemon=True))
         processes[-1].start()
+        other.close()  # or a process that ends too early would be waited for without end
         pipes[name].recv()  # one after the other, so that a round is not measured while somebody prepares himself
     found: dict[str, list[float]] = {name: [] for name in engines}
     for _ in range(options.rounds + 1):

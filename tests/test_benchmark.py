@@ -2,6 +2,7 @@
 
 import argparse
 import importlib.util
+import subprocess
 import sys
 from pathlib import Path
 
@@ -38,3 +39,13 @@ def test_training_counts_target_tokens(benchmark, engine, work, shared_data, tmp
     tokens, seconds = make(options, *arguments)()
     assert tokens > work
     assert seconds > 0
+
+
+@pytest.mark.slow
+def test_an_engine_that_fails_ends_the_run(tmp_path):
+    """It is not waited for."""
+    script = Path(__file__).resolve().parents[1] / "scripts" / "benchmark.py"
+    missing = ["--dataset_name", str(tmp_path / "nowhere"), "--model", "x", "--marian", "y"]
+    done = subprocess.run([sys.executable, script, *missing, "--only", "training"], capture_output=True, timeout=120)
+    assert done.returncode == 1
+    assert b"nowhere" in done.stderr

@@ -92,6 +92,21 @@ def test_a_maximum_of_new_tokens(tmp_path):
     assert found.text == tokenizer.decode(model.generate(ids)[0], skip_special_tokens=True)
 
 
+@pytest.mark.parametrize(
+    ("early_stopping", "beams", "patience"), [(True, 3, 1), (False, 3, 2), ("never", 3, 2), (False, 1, 1)]
+)
+def test_the_search_stops_as_that_of_transformers(early_stopping, beams, patience, tmp_path):
+    model, tokenizer = model_and_tokenizer(tmp_path)
+    engine = CTranslate2Engine(export_ctranslate2(model, tokenizer, tmp_path / "out"), threads=1)
+    engine.generation_config.early_stopping = early_stopping
+    asked, search = {}, engine.translator.translate_batch
+    engine.translator = SimpleNamespace(
+        translate_batch=lambda source, **options: asked.update(options) or search(source, **options)
+    )
+    engine.translate_nbest(ENGLISH, num_beams=beams)
+    assert (asked["patience"], asked["beam_size"]) == (patience, beams)
+
+
 def test_settings_come_from_the_folder(tmp_path):
     model, tokenizer = model_and_tokenizer(tmp_path)
     model.generation_config.update(num_beams=3, length_penalty=0.3, max_length=9)

@@ -54,7 +54,6 @@ INSIDE_A_LEVEL = {
     ("training", "preparation"),
     ("reference_layouts", "weight_layout"),
     ("teaching_layouts", "weight_layout"),
-    ("ctranslate2_export", "interchange"),
     ("cli", "demo"),
 }
 LEVEL = {module: number for number, level in enumerate(LEVELS) for module in level}

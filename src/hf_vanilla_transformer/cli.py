@@ -9,7 +9,6 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 
 from transformers.utils.logging import disable_progress_bar
 
@@ -280,7 +279,9 @@ def _import(argv: Sequence[str]) -> None:
     from .weight_layout import LayoutOptions
 
     parser = _format_parser(
-        "import", "Make a folder of ours from the weights of another library; the same logits, the same translations."
+        "import",
+        "Make a folder of ours from the weights of another library; the same logits, the same translations.",
+        engines={},
     )
     parser.add_argument("source", help="a file of weights (.safetensors, .npz, torch), or a folder that holds one")
     parser.add_argument("--output", required=True, help="a new folder")
@@ -299,8 +300,9 @@ def _import(argv: Sequence[str]) -> None:
 
 
 def _export(argv: Sequence[str]) -> None:
-    from .interchange import export_model, new_folder, own_model
+    from .interchange import export_model, own_model
     from .tokenization_vanilla_transformer import load_tokenizer
+    from .weight_files import new_folder
 
     parser = _format_parser(
         "export",
@@ -323,7 +325,7 @@ def _export(argv: Sequence[str]) -> None:
         export_ctranslate2(
             own_model(Path(options.folder)),
             load_tokenizer(options.folder),
-            new_folder(options.output),
+            options.output,
             options.compute_type or "float32",
         )
     elif options.format == "onnx":
@@ -359,9 +361,7 @@ def _ctranslate2() -> tuple[type, Callable]:
     return CTranslate2Engine, export_ctranslate2
 
 
-def _format_parser(
-    command: str, description: str, engines: Mapping[str, str] = MappingProxyType({})
-) -> argparse.ArgumentParser:
+def _format_parser(command: str, description: str, engines: Mapping[str, str]) -> argparse.ArgumentParser:
     from .interchange import FORMATS
 
     formats = {**{name: layout.description for name, layout in FORMATS.items()}, **engines}

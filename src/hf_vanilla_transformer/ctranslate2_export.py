@@ -22,9 +22,9 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, Pr
 from .attention import MultiHeadAttention
 from .embeddings import sinusoid_table
 from .errors import UserError
-from .interchange import new_folder
 from .tokenization_vanilla_transformer import SeparateVocabularyTokenizer, load_tokenizer
 from .translation import EXTRA_LENGTH, Hypothesis, encode_sources
+from .weight_files import new_folder
 
 COMPUTE_TYPES = ("float32", "float16", "bfloat16", "int8", "int8_float32", "int16")
 ACTIVATIONS = {

@@ -17,7 +17,7 @@ from .foreign_tokenizers import export_tokenizer, import_tokenizer
 from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .reference_layouts import LAYOUTS as REFERENCE_LAYOUTS
 from .teaching_layouts import LAYOUTS as TEACHING_LAYOUTS
-from .weight_files import find_weights, read_json, read_weights, write_weights
+from .weight_files import find_weights, new_folder, read_json, read_weights, write_weights
 from .weight_layout import EMBEDDINGS, Layout, LayoutOptions, State, check_state, own_config
 
 FORMATS: dict[str, Layout] = {**REFERENCE_LAYOUTS, **TEACHING_LAYOUTS}
@@ -119,14 +119,6 @@ def _layout(format: str) -> Layout:
     return FORMATS[format]
 
 
-def new_folder(output: str | Path) -> Path:
-    """The path. Raises UserError if it is there already and not an empty folder."""
-    output = Path(output)
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise UserError(f"{output}: is not an empty folder: name a new one")
-    return output
-
-
 def _import(
     source: str | Path, format: str, options: LayoutOptions
 ) -> tuple[VanillaTransformerForConditionalGeneration, dict[str, Any], list[str]]:
@@ -210,4 +202,4 @@ def _write_marian_folder(
     return [f"length_penalty_type={formula!r} is left out: transformers ranks by the average log-probability"]
 
 
-__all__ = ["FORMATS", "export_model", "import_folder", "import_model", "new_folder", "own_model"]
+__all__ = ["FORMATS", "export_model", "import_folder", "import_model", "own_model"]

@@ -90,6 +90,14 @@ def write_json(content: Mapping[str, Any], path: Path) -> None:
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
+def new_folder(output: str | Path) -> Path:
+    """The path. Raises UserError if it is there already and not an empty folder."""
+    output = Path(output)
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise UserError(f"{output}: is not an empty folder: name a new one")
+    return output
+
+
 def write_weights(tensors: Mapping[str, Tensor], path: str | Path, beside: Mapping[str, Any] | None = None) -> None:
     """Write tensors into a new file; the ending of its name says how: .safetensors, .npz or, for a torch file, .pt.
 
@@ -164,4 +172,4 @@ def _settings(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     return dict(settings) if isinstance(settings, Mapping) else {}
 
 
-__all__ = ["find_weights", "read_json", "read_weights", "write_json", "write_weights"]
+__all__ = ["find_weights", "new_folder", "read_json", "read_weights", "write_json", "write_weights"]
