@@ -29,15 +29,15 @@ class _SixteenBitDropout(torch.autograd.Function):
         # 64 bits are drawn at once, as many as fit in the generator's largest number
         drawn = torch.empty(-(-values.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
         bits = drawn.view(torch.int16)[: values.numel()].view(values.shape)
-        keep = bits >= round(p * 2**16) - 2**15
-        ctx.save_for_backward(keep)
-        ctx.scale = 1 / (1 - p)
-        return torch.where(keep, values, 0.0).mul_(ctx.scale)
+        # compared into floating point: PyTorch goes through booleans one by one
+        mask = torch.ge(bits, round(p * 2**16) - 2**15, out=torch.empty_like(values)).mul_(1 / (1 - p))
+        ctx.save_for_backward(mask)
+        return values * mask
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        (keep,) = ctx.saved_tensors
-        return torch.where(keep, gradient, 0.0).mul_(ctx.scale), None
+        (mask,) = ctx.saved_tensors
+        return gradient * mask, None
 
 
 __all__ = ["Dropout"]
