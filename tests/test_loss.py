@@ -10,9 +10,14 @@ from hf_vanilla_transformer.loss import IGNORED, label_smoothed_cross_entropy
 V, D = 37, 16
 
 
-@pytest.fixture(params=[2**23, 3 * V, V, 1], ids=["one chunk", "3 rows", "1 row", "less than a row"])
+@pytest.fixture(params=[2**25, 12 * V, 4 * V, 1], ids=["one chunk", "3 rows", "1 row", "less than a row"])
 def chunks(request, monkeypatch):
-    monkeypatch.setattr(loss, "CHUNK_ELEMENTS", request.param)
+    monkeypatch.setattr(loss, "CHUNK_BYTES", request.param)
+
+
+@pytest.fixture(params=[2**20, 2 * V, 1], ids=["one block", "2 rows", "less than a row"])
+def blocks(request, monkeypatch):
+    monkeypatch.setattr(loss, "BLOCK_ELEMENTS", request.param)
 
 
 def inputs(dtype=torch.float32):
@@ -38,7 +43,7 @@ def value_and_gradients(function, hidden, weight, labels, label_smoothing, scale
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1, 0.6])
 class TestAgainstTorch:
-    def test_value_and_gradients(self, chunks, label_smoothing):
+    def test_value_and_gradients(self, chunks, blocks, label_smoothing):
         ours = value_and_gradients(label_smoothed_cross_entropy, *inputs(), label_smoothing)
         expected = value_and_gradients(reference, *inputs(), label_smoothing)
         for x, y in zip(ours, expected, strict=True):
@@ -94,7 +99,7 @@ class TestAgainstTorch:
 
 
 @pytest.mark.parametrize("how", ["plain", "compiled", "only the bias is trained"])
-def test_bias_of_the_projection(chunks, how):
+def test_bias_of_the_projection(chunks, blocks, how):
     hidden, weight, labels = inputs()
     bias = torch.linspace(-3, 3, V).requires_grad_()
     wanted = [bias] if how.startswith("only") else [hidden, weight, bias]
@@ -128,7 +133,7 @@ def test_no_gradient_is_wanted():
 
 def test_the_logits_never_exist_as_a_whole(monkeypatch):
     """No tensor of the computation has more elements than a chunk, once the inputs are smaller than that."""
-    monkeypatch.setattr(loss, "CHUNK_ELEMENTS", 1024)
+    monkeypatch.setattr(loss, "CHUNK_BYTES", 4096)
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(400, 2, generator=generator).requires_grad_()
     weight = torch.randn(400, 2, generator=generator).requires_grad_()

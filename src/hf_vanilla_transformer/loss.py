@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 IGNORED = -100  # the label that says "not a target token", as everywhere in PyTorch and transformers
-CHUNK_ELEMENTS = 2**23  # logits held at once: 32 MiB of float32
+CHUNK_BYTES = 2**25  # of logits held at once
+BLOCK_ELEMENTS = 2**20  # logits gone through at once, which a CPU's caches hold
 
 
 def label_smoothed_cross_entropy(
@@ -46,7 +47,9 @@ def label_smoothed_cross_entropy(
 class _ChunkedCrossEntropy(torch.autograd.Function):
     """Loss and gradients in one pass over the chunks; the backward pass only scales them.
 
-    With p = softmax(logits) and the smoothed target q: loss = -sum q log p, d loss / d logits = p - q.
+    With p = softmax(logits) and the smoothed target q: loss = -sum q log p, d loss / d logits = p - q. What is the same
+    for every token of the vocabulary, eps / V, stays outside the chunks: the mean of the logits is the product with the
+    mean row of the projection.
     """
 
     @staticmethod
@@ -61,35 +64,23 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         hidden_grad = torch.empty_like(hidden) if needs_hidden_grad else None
         weight_grad = torch.zeros_like(weight, dtype=torch.float32) if needs_weight_grad else None
         bias_grad = torch.zeros_like(bias, dtype=torch.float32) if needs_bias_grad else None
-        rows = max(1, CHUNK_ELEMENTS // weight.shape[0])
+        rows = max(1, CHUNK_BYTES // (weight.shape[0] * dtype.itemsize))
+        memory = hidden.new_empty(min(rows, len(hidden)), len(weight))  # taken once: CPUs are slow to touch new memory
         with torch.autocast(device_type, enabled=False):
             for start in range(0, hidden.shape[0], rows):
                 chunk = slice(start, start + rows)
-                target = labels[chunk, None]
-                logits = (hidden[chunk] @ projection.T).float()  # (C, V)
-                if bias is not None:
-                    logits += bias
-                highest = logits.amax(dim=-1, keepdim=True)
-                logits.sub_(highest)  # (C, V), at most 0
-                loss -= (1 - label_smoothing) * logits.gather(1, target).sum()
-                if label_smoothing:
-                    loss -= label_smoothing * logits.mean(dim=-1).sum()
-                exponentials = logits.exp_()
-                norm = exponentials.sum(dim=-1, keepdim=True)
-                loss += norm.log().sum()
-                if not any(ctx.needs_input_grad):
-                    continue
-                gradient = exponentials.div_(norm)  # p, in the memory of the logits
-                if label_smoothing:
-                    gradient.sub_(label_smoothing / weight.shape[0])
-                gradient.scatter_add_(1, target, torch.full_like(norm, label_smoothing - 1))
-                if needs_bias_grad:
-                    bias_grad += gradient.sum(dim=0)
-                gradient = gradient.to(dtype)
+                logits = torch.mm(hidden[chunk], projection.T, out=memory[: len(hidden[chunk])])  # (C, V)
+                loss += _differentiate(logits, labels[chunk, None], bias, label_smoothing)
+                gradient = logits  # in their memory
                 if needs_hidden_grad:
                     torch.mm(gradient, projection, out=hidden_grad[chunk])
                 if needs_weight_grad:
-                    weight_grad += (gradient.T @ hidden[chunk]).float()
+                    weight_grad += gradient.T @ hidden[chunk]
+                if needs_bias_grad:
+                    bias_grad += gradient.sum(dim=0, dtype=torch.float32)
+            if label_smoothing:
+                gradients = hidden_grad, weight_grad, bias_grad
+                loss -= _subtract_uniform(label_smoothing / weight.shape[0], hidden, weight, bias, gradients)
         ctx.save_for_backward(hidden_grad, weight_grad, bias_grad)
         ctx.dtypes = [tensor.dtype if tensor is not None else None for tensor in (hidden_states, weight, bias)]
         return loss
@@ -101,3 +92,48 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         ]
         return *gradients, None, None
+
+
+def _differentiate(logits: Tensor, target: Tensor, bias: Tensor | None, label_smoothing: float) -> Tensor:
+    """Put the gradient in the place of the logits, for targets without the share that all tokens have alike.
+
+    Args:
+        logits: (C, V), without the bias; becomes p - (1 - eps) on the reference token.
+        target: (C, 1), the reference token.
+        bias: (V).
+
+    Returns:
+        the sum over C of log(sum exp(logits)) - (1 - eps) logit of the reference token, float32.
+    """
+    loss = torch.zeros((), dtype=torch.float32, device=logits.device)
+    rows = len(logits) if logits.is_cuda else max(1, BLOCK_ELEMENTS // logits.shape[1])
+    for block, reference in zip(logits.split(rows), target.split(rows), strict=True):
+        values = block.float()
+        if bias is not None:
+            values += bias
+        highest, at_reference = values.amax(dim=-1, keepdim=True), values.gather(1, reference)
+        p = values.softmax(dim=-1)
+        log_norm = highest - p.amax(dim=-1, keepdim=True).log()
+        loss += (log_norm - (1 - label_smoothing) * at_reference).sum()
+        p.scatter_(1, reference, (at_reference - log_norm).exp() - (1 - label_smoothing))
+        block.copy_(p)
+    return loss
+
+
+def _subtract_uniform(
+    share: float, hidden: Tensor, weight: Tensor, bias: Tensor | None, gradients: tuple[Tensor | None, ...]
+) -> Tensor:
+    """Take `share` = eps / V of each logit off the gradients (of hidden states, weight, bias; None is passed over).
+
+    Returns:
+        what it takes off the loss: `share` times the sum of all logits, float32.
+    """
+    hidden_grad, weight_grad, bias_grad = gradients
+    states, rows = hidden.sum(dim=0, dtype=torch.float32), weight.sum(dim=0, dtype=torch.float32)  # (D) each
+    if hidden_grad is not None:
+        hidden_grad -= (share * rows).to(hidden_grad.dtype)
+    if weight_grad is not None:
+        weight_grad -= share * states
+    if bias_grad is not None:
+        bias_grad -= share * len(hidden)
+    return share * (states @ rows + (0 if bias is None else bias.sum() * len(hidden)))
