@@ -22,6 +22,7 @@ LEVELS = [
         "beam_search",
         "search",
         "attention",
+        "cpu_attention",
         "dropout",
         "embeddings",
         "loss",
@@ -31,7 +32,7 @@ LEVELS = [
     {"layers", "attention_backends"},
     {"transformer"},
     {"modeling_vanilla_transformer"},
-    {"corpus", "embedded_corpus", "batching", "averaging", "checkpoints", "weight_files"},
+    {"corpus", "embedded_corpus", "batching", "averaging", "checkpoints", "consistency", "weight_files"},
     {"arguments", "preparation", "training"},
     {
         "translation",
@@ -43,7 +44,7 @@ LEVELS = [
         "teaching_layouts",
         "foreign_tokenizers",
     },
-    {"onnx_export", "inspection", "interchange", "publishing", "reporting", "ctranslate2_export"},
+    {"onnx_export", "inspection", "interchange", "publishing", "reporting", "ctranslate2_export", "certificate"},
     {"demo", "cli"},
 ]
 # Inside a level: (who imports, from whom).
@@ -54,6 +55,8 @@ INSIDE_A_LEVEL = {
     ("training", "preparation"),
     ("reference_layouts", "weight_layout"),
     ("teaching_layouts", "weight_layout"),
+    ("certificate", "ctranslate2_export"),
+    ("certificate", "reporting"),
     ("cli", "demo"),
 }
 LEVEL = {module: number for number, level in enumerate(LEVELS) for module in level}
@@ -66,6 +69,7 @@ MODEL_FILES = {
     "layers",
     "attention",
     "attention_backends",
+    "cpu_attention",
     "dropout",
     "embeddings",
     "errors",

@@ -28,6 +28,7 @@ from transformers.masking_utils import create_bidirectional_mask, create_causal_
 from transformers.modeling_flash_attention_utils import lazy_import_flash_attention
 from transformers.utils.generic import is_flash_attention_requested
 
+from .cpu_attention import short_attention, short_attention_applies
 from .errors import UserError
 
 
@@ -149,7 +150,7 @@ def packed_attention(
     return context, None
 
 
-def in_float32_on_cpu(
+def sdpa_on_cpu(
     kernel: Callable,
     module: nn.Module,
     query: Tensor,
@@ -159,20 +160,25 @@ def in_float32_on_cpu(
     scaling: float,
     dropout: float = 0.0,
 ) -> tuple[Tensor, None]:
-    """`sdpa`; PyTorch's kernel for bfloat16 on CPUs takes several times as long as that for float32."""
-    if query.dtype != torch.bfloat16 or query.device.type != "cpu":
+    """`sdpa`, which on CPUs is slow for sentences, and for bfloat16 several times as slow as for float32."""
+    if query.device.type != "cpu":
+        return kernel(module, query, key, value, mask, scaling=scaling, dropout=dropout)
+    if short_attention_applies(query, key, mask, dropout):
+        return short_attention(query, key, value, mask, scaling, module.is_causal), None
+    dtype = query.dtype
+    if dtype != torch.bfloat16:
         return kernel(module, query, key, value, mask, scaling=scaling, dropout=dropout)
     with torch.autocast("cpu", enabled=False):  # which would make bfloat16 of them again
         wide = [states.float() for states in (query, key, value)]
         context, _ = kernel(module, *wide, mask, scaling=scaling, dropout=dropout)
-    return context.to(query.dtype), None
+    return context.to(dtype), None
 
 
 def adapted(attend: Callable, name: str) -> Callable:
     """The backend `name`, found by transformers as `attend`, as this module calls it."""
     if is_flash_attention_requested(requested_attention_implementation=name):
         return partial(packed_attention, attend)
-    return partial(in_float32_on_cpu, attend) if name == "sdpa" else attend
+    return partial(sdpa_on_cpu, attend) if name == "sdpa" else attend
 
 
 def check_abilities(name: str, dropout: float, output_attentions: bool | None) -> None:

@@ -1,0 +1,106 @@
+"""Attention over short sequences on CPUs: the formula as batched matrix products.
+
+PyTorch's fused kernel goes through queries and keys in blocks of a size that pays for long sequences; for sentences it
+takes twice the time of the plain formula. What the formula keeps in memory, the attention weights, is small for
+sentences, and the limit below sees to it.
+
+Shapes: B batch, T target (query) length, S source (key) length, H heads, K head size.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+MOST_KEYS = 128  # above, the blocks of the fused kernel pay
+
+
+def short_attention_applies(query: Tensor, key: Tensor, mask: Tensor | None, dropout: float) -> bool:
+    """Whether `short_attention` can compute this, and should."""
+    return (
+        query.device.type == "cpu"
+        and query.dtype in (torch.float32, torch.bfloat16)
+        and query.shape[2] > 1  # one query of each sentence is a product with a vector
+        and key.shape[2] <= MOST_KEYS
+        and (mask is None or mask.dtype == torch.bool)
+        and not dropout
+        and not torch.compiler.is_compiling()
+        and not torch.jit.is_tracing()
+    )
+
+
+def short_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float, is_causal: bool
+) -> Tensor:
+    """Equation 1, softmax(Q K^T / sqrt(d_k)) V, in float32 whatever the type of the arguments.
+
+    Args:
+        query: (B, H, T, K).
+        key, value: (B, H, S, K).
+        mask: booleans broadcastable to (B, H, T, S), True = may attend. A query that may attend to nothing gets zeros.
+        scaling: 1 / sqrt(d_k).
+        is_causal: what no mask means: that the first query may see the first key only, the second one more, and so on.
+
+    Returns:
+        the context, (B, T, H, K), of the query's type.
+    """
+    if mask is None and is_causal:
+        mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).tril()
+    return _ShortAttention.apply(query, key, value, mask, scaling)
+
+
+class _ShortAttention(torch.autograd.Function):
+    """With P = softmax(s Q K^T) and C = P V: dV = P^T dC, dP = dC V^T, dS = P (dP - sum(P dP)), dQ = s dS K,
+    dK = s dS^T Q.
+    """
+
+    @staticmethod
+    @torch.autocast("cpu", enabled=False)
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
+        shape, dtype = query.shape, query.dtype
+        query, key, value = _matrices(query), _matrices(key), _matrices(value)
+        query = query * scaling
+        scores = (query @ key.mT).unflatten(0, shape[:2])  # (B, H, T, S)
+        if mask is not None:
+            # compared into floating point: PyTorch goes through booleans one by one
+            allowed = torch.eq(mask, True, out=scores.new_empty(mask.shape))
+            scores.add_((1 - allowed).mul_(torch.finfo(scores.dtype).min))
+        weights = scores.softmax(dim=-1)
+        if mask is not None:
+            sees_something = allowed.amax(dim=-1, keepdim=True)
+            if not sees_something.all():
+                weights.mul_(sees_something)
+        weights = weights.flatten(0, 1)
+        ctx.save_for_backward(query, key, value, weights)
+        ctx.scaling, ctx.dtype = scaling, dtype
+        return _tokens_first(weights @ value, shape, dtype)
+
+    @staticmethod
+    @once_differentiable
+    @torch.autocast("cpu", enabled=False)
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, weights = ctx.saved_tensors
+        batch, _, heads, _ = gradient.shape
+        gradient = _matrices(gradient.transpose(1, 2))
+        of_value = weights.mT @ gradient
+        of_scores = torch._softmax_backward_data(gradient @ value.mT, weights, -1, weights.dtype)
+        of_query = (of_scores @ key).mul_(ctx.scaling)
+        of_key = of_scores.mT @ query  # the queries are scaled already
+        heads_first = (
+            _tokens_first(states, (batch, heads), ctx.dtype).transpose(1, 2) for states in (of_query, of_key, of_value)
+        )
+        return *heads_first, None, None
+
+
+def _matrices(states: Tensor) -> Tensor:
+    """(B, H, T, K) -> (B * H, T, K) in float32, copied only if it must be."""
+    if states.dtype != torch.float32:
+        states = states.to(torch.float32, memory_format=torch.contiguous_format)
+    return states.flatten(0, 1)
+
+
+def _tokens_first(states: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """(B * H, T, K) -> (B, T, H, K), written once in the order in which the projections read."""
+    states = states.unflatten(0, shape[:2]).transpose(1, 2)
+    return torch.empty(states.shape, dtype=dtype).copy_(states)
