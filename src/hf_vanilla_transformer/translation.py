@@ -82,7 +82,7 @@ def translate(
     num_beams: int | None = None,
     length_penalty: float | None = None,
     length_penalty_type: str | None = None,
-    max_tokens_per_batch: int = 8192,
+    max_tokens_per_batch: int = 16384,
     progress: bool = False,
 ) -> list[str]:
     """The best translation of each sentence, in the order of the input; an empty sentence stays empty.
@@ -115,7 +115,7 @@ def translate_nbest(
     num_beams: int | None = None,
     length_penalty: float | None = None,
     length_penalty_type: str | None = None,
-    max_tokens_per_batch: int = 8192,
+    max_tokens_per_batch: int = 16384,
     progress: bool = False,
 ) -> list[list[Hypothesis]]:
     """The `nbest` best translations of each sentence, best first; an empty sentence gets one, empty, of score 0.
