@@ -35,6 +35,7 @@ MODEL_CODE = {
     for name in (
         "attention",
         "attention_backends",
+        "cpu_attention",
         "configuration_vanilla_transformer",
         "embeddings",
         "errors",
