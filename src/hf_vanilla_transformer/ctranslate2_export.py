@@ -242,7 +242,7 @@ class CTranslate2Engine:
         nbest: int = 1,
         num_beams: int | None = None,
         length_penalty: float | None = None,
-        max_tokens_per_batch: int = 8192,
+        max_tokens_per_batch: int = 16384,
     ) -> list[list[Hypothesis]]:
         """As `translation.translate_nbest`, with the search of CTranslate2."""
         generation = self.generation_config
@@ -267,6 +267,7 @@ class CTranslate2Engine:
             length_penalty=1.0 if penalty is None else penalty,
             # transformers stops with the first `beams` finished hypotheses, or when no better one can come
             patience=1.0 if generation.early_stopping is True or beams == 1 else 2.0,
+            min_decoding_length=0,  # a finished empty translation takes a place among the beams, as in transformers
             max_input_length=0,
             max_decoding_length=min(longest, self._longest) - 1,  # generate() counts the start token, CTranslate2 not
             return_scores=True,
