@@ -11,8 +11,11 @@ from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerF
 from hf_vanilla_transformer.card import (
     CARD_TEMPLATE,
     METRICS,
+    NO_LICENSE,
+    NOT_CERTIFIED,
     NOT_EVALUATED,
     RUN_VALUES,
+    ctranslate2_card,
     fill_template,
     model_card,
 )
@@ -245,3 +248,80 @@ class TestErrors:
 
     def test_values_are_not_filled_again(self):
         assert fill_template("{{ a }} {{ b }}", {"a": "{{ b }}", "b": 0}) == "{{ b }} 0"
+
+
+TRAINING_SECTIONS = ["Languages", "Training data", "Training", "How to reproduce"]
+
+
+@pytest.fixture
+def export_card(model):
+    return lambda run, evaluation, certificate=None: ctranslate2_card(
+        model, run, evaluation, name="mine", compute_type="int8", certificate=certificate
+    )
+
+
+def headings(text):
+    return re.findall(r"^## (.*)", text, flags=re.MULTILINE)
+
+
+def sections(text):
+    return dict(zip(headings(text), re.split(r"^## .*", text, flags=re.MULTILINE)[1:], strict=True))
+
+
+class TestCTranslate2:
+    def test_is_the_card_of_the_model_but_for_usage_scores_and_code(self, card, export_card, run, evaluation):
+        ours, theirs = card(run, evaluation), export_card(run, evaluation, "| the | table |")
+        assert headings(theirs) == [{"Usage": "CTranslate2"}.get(title, title) for title in headings(ours)]
+        before, after = sections(ours), sections(theirs)
+        changed = {title for title in before if before[title] != after.get(title)}
+        assert changed == {"Model", "Usage", "Results", "Licence"}
+        assert after["Model"] == before["Model"].replace("| Weights | float32 |", "| Weights | int8 |")
+        assert after["Licence"].strip() == NO_LICENSE
+        assert after["Results"].endswith(before["Results"])
+        assert "before it was exported" in after["Results"]
+        assert "### Parity with transformers\n\n| the | table |\n" in after["CTranslate2"]
+        assert "num_beams=2`, `max_length=12`" in after["CTranslate2"]
+        assert "trust_remote_code" not in theirs
+
+    def test_metadata(self, export_card, run, evaluation):
+        data = ModelCard(export_card(run, evaluation)).data
+        assert (data.library_name, data.pipeline_tag, data.model_name) == ("ctranslate2", "translation", "mine")
+        assert (data.language, data.datasets) == (["en", "de"], ["someone/captions"])
+        assert data.tags == ["translation", "vanilla-transformer", "ctranslate2"]
+        assert data.eval_results is None  # they are those of the model under transformers
+
+    @pytest.mark.parametrize("certificate", [None, "measured"])
+    @pytest.mark.parametrize("scored", [True, False])
+    @pytest.mark.parametrize(
+        ("record", "languages"),
+        [
+            ({}, []),
+            ({"source_lang": "en", "target_lang": "de"}, ["en", "de"]),
+            ({"source_lang": "en"}, ["en"]),
+            ({"source_lang": 'Old "High"', "target_lang": "de", "data": None}, ["de"]),
+        ],
+    )
+    def test_without_a_record_of_the_training(self, export_card, evaluation, record, languages, scored, certificate):
+        text = export_card(record, evaluation if scored else {}, certificate)
+        assert headings(text) == ["Model", "CTranslate2", "Results", "Limits", "Licence", "Citation"]
+        assert not re.search(
+            r"None|nan|\{\{|(?<!`)``(?!`)|\|\s*\|\s*$", text.replace("| | |\n", ""), flags=re.MULTILINE
+        )
+        assert "High" not in text
+        assert "(Vaswani et al. 2017), exported with\n`hf-vanilla-transformer`." in text
+        assert "What it was trained on and how is not known here" in text
+        both = len(languages) == 2
+        assert f"translates {'`en` into `de`' if both else 'text from one language into another'}: the" in text
+        assert (f"Put your {languages[0]} sentence" if "en" in languages else "Put a sentence here.") in text
+        assert ModelCard(text).data.language == (languages or None)
+        assert (NOT_EVALUATED in text) is not scored
+        assert (NOT_CERTIFIED in text) is (certificate is None)
+
+    @pytest.mark.parametrize("key", RUN_VALUES)
+    def test_a_record_that_lacks_a_value_is_none(self, export_card, run, key):
+        part = run
+        *path, last = key.split(".")
+        for step in path:
+            part = part[step]
+        del part[last]
+        assert not set(TRAINING_SECTIONS) & set(headings(export_card(run, {})))

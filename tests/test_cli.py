@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.card import NOT_CERTIFIED
 from hf_vanilla_transformer.cli import main
 from hf_vanilla_transformer.tokenization_vanilla_transformer import joint_tokenizer, learn_backend
 
@@ -74,7 +75,13 @@ def test_export_to_ctranslate2_and_translate_with_it(folder, tmp_path, capsys):
     pytest.importorskip("ctranslate2", reason="needs the extra ctranslate2")
     output = tmp_path / "ct2"
     assert main(["export", str(folder), "--format", "ctranslate2", "--output", str(output)]) == 0
-    assert capsys.readouterr().out == f"the export is in {output}\n"
+    advice = "to get one, export with --test_file or --dataset_name"
+    no_certificate = f"no certificate: whether it translates as the model does was not measured; {advice}"
+    assert capsys.readouterr().out == f"{no_certificate}\nthe export is in {output}\n"
+    card = (output / "README.md").read_text(encoding="utf-8")
+    assert NOT_CERTIFIED in card
+    assert "| Weights | float32 |" in card
+    assert not (output / "certificate.json").exists()
     search = [*TEXT, "--num_beams", "1"]
     assert main(["translate", str(output), "--engine", "ctranslate2", *search]) == 0
     translations = capsys.readouterr().out
@@ -82,12 +89,81 @@ def test_export_to_ctranslate2_and_translate_with_it(folder, tmp_path, capsys):
     assert translations == capsys.readouterr().out
     found = complaint(capsys, ["translate", str(output), "--engine", "ctranslate2", "a", "--length_penalty_type", "wu"])
     assert found.endswith("--engine ctranslate2 does not know --length_penalty_type wu: it ranks by the average")
-    found = complaint(capsys, ["export", str(folder), "--format", "marian", "--compute_type", "int8", "--output", "x"])
-    assert found.endswith("--compute_type means nothing to --format marian: only to ctranslate2")
     found = complaint(capsys, ["export", str(folder), "--format", "onnx", "--output", str(output)])
     assert found.endswith(f"{output}: is not an empty folder: name a new one")
     found = complaint(capsys, ["translate", str(output), "--engine", "ctranslate2", "a", "--dtype", "bfloat16"])
     assert found.endswith("--dtype bfloat16: with CTranslate2 the type is chosen by `export --compute_type`")
+
+
+def test_a_certificate_goes_with_an_export(folder, tmp_path, capsys):
+    pytest.importorskip("ctranslate2", reason="needs the extra ctranslate2")
+    texts = [write(tmp_path / f"news.{side}", TEXT) for side in ("en", "de")]
+    output = tmp_path / "ct2"
+    export = ["export", str(folder), "--format", "ctranslate2", "--compute_type", "int8", "--output", str(output)]
+    assert main([*export, "--test_file", *texts, "--target_lang", "fr"]) == 0
+    printed = capsys.readouterr().out
+    assert "| `news` | 4 | greedy | " in printed
+    assert "| `news` | 4 | 2 beams | " in printed
+    assert printed.endswith(f"\nthe export is in {output}\n")
+    card = (output / "README.md").read_text(encoding="utf-8")
+    assert printed.removesuffix(f"\nthe export is in {output}\n").strip() in card
+    assert "translates `en` into `fr`" in card
+    assert "| Weights | int8 |" in card
+    certificate = json.loads((output / "certificate.json").read_text(encoding="utf-8"))
+    assert [search["num_beams"] for search in certificate["sets"]["news"]["searches"]] == [1, 2]
+    assert certificate["ctranslate2"]["bytes"] == (output / "model.bin").stat().st_size
+    assert main(["translate", str(output), "--engine", "ctranslate2", TEXT[0]]) == 0
+
+
+def test_a_failure_to_measure_leaves_the_export_whole(folder, tmp_path, capsys):
+    pytest.importorskip("ctranslate2", reason="needs the extra ctranslate2")
+    text, output = write(tmp_path / "long.txt", ["dog " * 99]), tmp_path / "ct2"
+    export = ["export", str(folder), "--format", "ctranslate2", "--output", str(output), "--test_file", text, text]
+    assert "tokens, but the model reads at most 64" in complaint(capsys, export)
+    assert NOT_CERTIFIED in (output / "README.md").read_text(encoding="utf-8")
+    assert main(["translate", str(output), "--engine", "ctranslate2", TEXT[0]]) == 0
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        ["--compute_type", "int8"],
+        ["--test_file", "a", "b"],
+        ["--dataset_name", "x"],
+        ["--dataset_config_name", "raw"],
+        ["--test_splits", "test"],
+        ["--streaming"],
+        ["--source_lang", "en"],
+        ["--target_lang", "de"],
+    ],
+    ids=lambda option: option[0],
+)
+@pytest.mark.parametrize("format", ["marian", "onnx"])
+def test_options_of_another_format(folder, tmp_path, capsys, format, option):
+    output = tmp_path / "out"
+    found = complaint(capsys, ["export", str(folder), "--format", format, "--output", str(output), *option])
+    assert found.endswith(f"{option[0]} means nothing to --format {format}: only to ctranslate2")
+    assert not output.exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        ("folder", ["--test_file", "a", "--dataset_name", "x"], "--test_file and --dataset_name: give one of them"),
+        ("folder", ["--test_splits", "test"], "--test_splits means nothing without --dataset_name"),
+        ("folder", ["--streaming", "--test_file", "a", "b"], "--streaming means nothing without --dataset_name"),
+        ("folder", ["--dataset_config_name", "tok"], "--dataset_config_name means nothing without --dataset_name"),
+        ("bare", ["--test_file", "a", "b"], "no run.json that names its languages: give --source_lang and"),
+        ("folder", ["--test_file", "nowhere.en", "nowhere.de"], "nowhere.en"),
+    ],
+)  # fmt: skip
+def test_a_wrong_test_set_is_refused_before_anything_is_written(folder, tmp_path, capsys, model, options, message):
+    pytest.importorskip("ctranslate2", reason="needs the extra ctranslate2")
+    (tmp_path / "bare").mkdir()
+    source, output = {"folder": folder, "bare": tmp_path / "bare"}[model], tmp_path / "out"
+    export = ["export", str(source), "--format", "ctranslate2", "--output", str(output), *options]
+    assert message in complaint(capsys, export)
+    assert not output.exists()
 
 
 def test_exports_are_not_models(tmp_path, capsys):

@@ -1,7 +1,8 @@
 """The model card: the template `model_card.md`, filled from the model and from the records of its run.
 
 Every figure comes from the configuration, from `run.json` (the record of the training) or from `evaluation.json` (the
-scores). What is not known is said in words, never left blank.
+scores). What is not known is said in words, never left blank. `ctranslate2_card` makes the README of an export from the
+same template.
 
 This module knows nothing of training and evaluation: it reads what they left.
 """
@@ -21,6 +22,8 @@ from .modeling_vanilla_transformer import VanillaTransformerForConditionalGenera
 
 CARD_TEMPLATE = Path(__file__).with_name("model_card.md")
 
+LANGUAGE_CODE = re.compile(r"[A-Za-z0-9_-]+")
+
 # The key in evaluation.json: metric of the Hub, name in the card.
 METRICS = {
     "bleu": ("bleu", "BLEU"),
@@ -30,6 +33,42 @@ METRICS = {
 }
 
 NOT_EVALUATED = "Not evaluated yet: no scores have been recorded for this model."
+NO_LICENSE = "No licence has been stated for the weights: ask their author before you use them."
+NOT_CERTIFIED = (
+    "Not measured: whether this folder translates as the model does under transformers, how large it is beside it and "
+    "how fast. `vanilla-transformer export` measures that where it is given a test set."
+)
+
+CTRANSLATE2_USAGE = """\
+`model.bin` and the vocabularies are for [CTranslate2](https://github.com/OpenNMT/CTranslate2), an inference engine in
+C++; the tokenizer and `generation_config.json` lie beside them. transformers does not load this folder, and no code is
+in it. With `hf-vanilla-transformer[ctranslate2]` installed, and `FOLDER` for this folder:
+
+```bash
+vanilla-transformer translate FOLDER --engine ctranslate2 "{{ sample }}"
+```
+
+```python
+from hf_vanilla_transformer.ctranslate2_export import CTranslate2Engine
+
+engine = CTranslate2Engine("FOLDER")
+for hypotheses in engine.translate_nbest(["{{ sample }}"]):
+    print(hypotheses[0].text)
+```
+
+It searches as `generation_config.json` says: {{ generation }}.
+
+### Parity with transformers
+
+{{ certificate }}
+
+"""
+SCORES_OF_THE_MODEL = """\
+Of the model under transformers, before it was exported; for the export see "Parity with transformers".
+
+{{ results }}
+
+"""
 
 # Besides these, run.json may name `commit`, `hardware.gpu`, `data.dataset`, `recipe.model_name_or_path` and
 # `training.resumed_from`.
@@ -85,19 +124,74 @@ def model_card(
         UserError: a value that the card needs is missing in `run`, or a language is no code.
     """
     _check_run(run)
+    name = repo_id.split("/")[1]
     values = {
-        "metadata": _metadata(run, evaluation, repo_id, license),
+        "metadata": _metadata(run, evaluation, name, license),
         "repo_id": repo_id,
-        "name": repo_id.split("/")[1],
-        "license": f"The weights are under the licence `{license}`."
-        if license
-        else "No licence has been stated for the weights: ask their author before you use them.",
+        "name": name,
+        "license": f"The weights are under the licence `{license}`." if license else NO_LICENSE,
         "results": _results(evaluation),
         **_model_values(model),
         **_data_values(run["data"]),
         **_training_values(run),
     }
     return fill_template(CARD_TEMPLATE.read_text(encoding="utf-8"), values)
+
+
+def ctranslate2_card(
+    model: VanillaTransformerForConditionalGeneration,
+    run: dict[str, Any],
+    evaluation: dict[str, Any],
+    *,
+    name: str,
+    compute_type: str,
+    certificate: str | None = None,
+) -> str:
+    """The text of the README in a CTranslate2 folder: the card of the model, with what is different there.
+
+    Args:
+        model: the model that was exported, with its `generation_config`.
+        run: the content of run.json. Where a value of `RUN_VALUES` is missing, as in an imported model, the README
+            says so and leaves out the training.
+        evaluation: the content of evaluation.json; empty before the first evaluation.
+        name: of the model.
+        compute_type: how the weights are stored.
+        certificate: Markdown that says what has been measured of the export; None says that nothing has been.
+    """
+    sections: dict[str, str | None] = {
+        "Usage": "## CTranslate2\n\n" + CTRANSLATE2_USAGE,
+        "Results": "## Results\n\n" + SCORES_OF_THE_MODEL,
+        "Licence": "## Licence\n\n{{ license }}\n\n",  # there are no code files to speak of
+    }
+    if _is_complete(run):
+        records = {**_data_values(run["data"]), **_training_values(run)}
+    else:
+        codes = {key: str(run.get(key) or "") for key in ("source_lang", "target_lang")}
+        run = {key: code for key, code in codes.items() if LANGUAGE_CODE.fullmatch(code)}
+        records = _unrecorded_values(run)
+        sections.update(dict.fromkeys(("Languages", "Training data", "Training", "How to reproduce")))
+    values = {
+        "metadata": _metadata(run, {}, name, None, library="ctranslate2"),
+        "name": name,
+        "license": NO_LICENSE,
+        "results": _results(evaluation),
+        "sample": f"Put your {run['source_lang']} sentence here." if "source_lang" in run else "Put a sentence here.",
+        "certificate": certificate or NOT_CERTIFIED,
+        **_model_values(model),
+        **records,
+        "dtype": compute_type,
+    }
+    return fill_template(_with_sections(CARD_TEMPLATE.read_text(encoding="utf-8"), sections), values)
+
+
+def _with_sections(template: str, sections: dict[str, str | None]) -> str:
+    """The template with other texts in the place of some sections; None leaves a section out."""
+    head, *parts = re.split(r"^(?=## )", template, flags=re.MULTILINE)
+    kept = []
+    for part in parts:
+        title = part.split("\n", 1)[0].removeprefix("## ")
+        kept.append(sections.get(title, part) or "")
+    return head + "".join(kept)
 
 
 def fill_template(template: str, values: dict[str, Any]) -> str:
@@ -124,35 +218,44 @@ def _check_run(run: dict[str, Any]) -> None:
         if value in (None, "", [], {}):
             raise UserError(f"run.json: no value for '{key}', which the model card needs: add it or train again")
     for key in ("source_lang", "target_lang"):
-        if not re.fullmatch(r"[A-Za-z0-9_-]+", str(run[key])):
+        if not LANGUAGE_CODE.fullmatch(str(run[key])):
             raise UserError(f"run.json: '{key}' is {run[key]!r}: give a language code such as 'de'")
 
 
-def _metadata(run: dict, evaluation: dict, repo_id: str, license: str | None) -> str:
+def _is_complete(run: dict[str, Any]) -> bool:
+    try:
+        _check_run(run)
+    except UserError:
+        return False
+    return True
+
+
+def _metadata(run: dict, evaluation: dict, name: str, license: str | None, library: str = "transformers") -> str:
     """The YAML block at the head of the card, which the Hub reads: without its `---` lines."""
-    dataset = _hub_dataset(run["data"])
+    dataset = _hub_dataset(run.get("data", {}))
+    languages = [run[key] for key in ("source_lang", "target_lang") if key in run]
     results = [
         EvalResult(
             task_type="translation",
             task_name=f"Translation {run['source_lang']}-{run['target_lang']}",
-            dataset_type=name,
-            dataset_name=name,
+            dataset_type=test_set,
+            dataset_name=test_set,
             metric_type=METRICS[metric][0],
             metric_name=METRICS[metric][1],
             metric_value=score["score"],
             metric_args={"signature": score["signature"]},
         )
-        for name, _, metric, score in _scores(evaluation)
+        for test_set, _, metric, score in _scores(evaluation)
     ]
     data = ModelCardData(
-        language=list(dict.fromkeys([run["source_lang"], run["target_lang"]])),
+        language=list(dict.fromkeys(languages)) or None,
         license=license,
-        library_name="transformers",
+        library_name=library,
         pipeline_tag="translation",
-        tags=["translation", "vanilla-transformer"],
+        tags=["translation", "vanilla-transformer", *([library] if library != "transformers" else [])],
         datasets=[dataset] if dataset else None,
         metrics=list(dict.fromkeys(result.metric_type for result in results)) or None,
-        model_name=repo_id.split("/")[1],
+        model_name=name,
         eval_results=results or None,
     )
     return data.to_yaml()
@@ -179,7 +282,7 @@ def _results(evaluation: dict) -> str:
     ]
     if not rows:
         return NOT_EVALUATED
-    table = _table(["Test set", "Sentences", "Text", "Metric", "Score", "Signature"], rows)
+    table = markdown_table(["Test set", "Sentences", "Text", "Metric", "Score", "Signature"], rows)
     return (
         f"{table}\n\nText is the form in which the model read the sentences and wrote its translations, "
         f"with {_settings(evaluation['generation'])}."
@@ -238,7 +341,7 @@ def _data_values(data: dict) -> dict[str, str]:
     total = sum(report["dropped"].values())
     return {
         "data": description,
-        "data_report": f"{kept} and {total:,} dropped:\n\n{_table(['Reason', 'Pairs'], dropped)}",
+        "data_report": f"{kept} and {total:,} dropped:\n\n{markdown_table(['Reason', 'Pairs'], dropped)}",
     }
 
 
@@ -255,8 +358,11 @@ def _training_values(run: dict) -> dict[str, Any]:
     recipe = json.dumps(run["recipe"], indent=2, ensure_ascii=False)
     return {
         "origin": f"trained further from `{parent}`" if parent else "trained from random weights",
+        "known_text": 'It knows the kind of text described under "Training data": other kinds of text come out worse '
+        "than the results above.",
         "source_lang": run["source_lang"],
         "target_lang": run["target_lang"],
+        "direction": _direction(run),
         "time": f"{time}, counted from {resumed_from} on" if resumed_from else time,
         "chosen_weights": training["weights"],
         "steps": f"{training['steps']:,}",
@@ -272,6 +378,22 @@ def _training_values(run: dict) -> dict[str, Any]:
     }
 
 
+def _unrecorded_values(run: dict) -> dict[str, str]:
+    """What a card says in the place of `_data_values` and `_training_values` where no training is recorded."""
+    return {
+        "direction": _direction(run),
+        "origin": "exported",
+        "known_text": "What it was trained on and how is not known here, for want of a complete record (`run.json`): "
+        "text of another kind comes out worse.",
+    }
+
+
+def _direction(run: dict) -> str:
+    if "source_lang" in run and "target_lang" in run:
+        return f"`{run['source_lang']}` into `{run['target_lang']}`"
+    return "text from one language into another"
+
+
 def _duration(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
@@ -284,7 +406,7 @@ def _settings(settings: dict[str, Any]) -> str:
     return ", ".join(f"`{name}={value}`" for name, value in settings.items())
 
 
-def _table(head: list[str], rows: list[list[str]]) -> str:
+def markdown_table(head: list[str], rows: list[list[str]]) -> str:
     """A Markdown table; a bar inside a cell would end it, even inside code, hence the backslash."""
     lines = [head, ["---"] * len(head), *([cell.replace("|", r"\|") for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -44,7 +44,7 @@ def _model_parser(command: str, description: str) -> argparse.ArgumentParser:
     parser.add_argument("model", help="a folder with a trained model, or user/name on the Hub")
     parser.add_argument("--device", help="such as cuda or cpu; by default a GPU where there is one")
     parser.add_argument("--dtype", default="auto", help="auto (as saved), float32, bfloat16 or float16")
-    parser.add_argument("--max_tokens_per_batch", type=int, default=8192, help="tokens times beams of one batch")
+    parser.add_argument("--max_tokens_per_batch", type=int, default=16384, help="tokens times beams of one batch")
     parser.add_argument("--trust_remote_code", action="store_true", help="run the code that lies beside the weights")
     return parser
 
@@ -181,33 +181,44 @@ def _score(argv: Sequence[str]) -> None:
         print(f"{tokens} target tokens, perplexity {exp(-total / tokens):.3f}", file=sys.stderr)
 
 
-def _evaluate(argv: Sequence[str]) -> None:
-    from .provenance import EVALUATION_RECORD
-    from .reporting import compare, evaluate_model, read_hypotheses, read_test_sets
-
-    parser = _model_parser("evaluate", "Translate test sets; BLEU, chrF, TER with signatures, P1 for Multi30k.")
-    parser.add_argument("--test_file", nargs="+", default=[], help="two aligned text files, or one table")
+def _add_test_set_options(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument("--test_file", nargs="+", help="two aligned text files, or one table")
     parser.add_argument("--dataset_name", help="a Hub id, a saved folder, or a Multi30k folder")
     parser.add_argument("--dataset_config_name", help="the data set's configuration; for Multi30k raw or tok")
-    parser.add_argument("--test_splits", nargs="+", default=["test"], help="splits of the data set")
+    parser.add_argument("--test_splits", nargs="+", help="splits of the data set; by default test")
     parser.add_argument("--streaming", action="store_true", help="read a Hub data set without downloading it first")
     parser.add_argument("--source_lang", help="by default that of the model's run.json")
     parser.add_argument("--target_lang", help="by default that of the model's run.json")
+
+
+def _read_test_sets(folder: Path, options: argparse.Namespace) -> list:
+    from .reporting import read_test_sets
+
+    source_lang, target_lang = _languages(folder, options)
+    return read_test_sets(
+        files=options.test_file or (),
+        dataset=options.dataset_name,
+        config_name=options.dataset_config_name,
+        splits=options.test_splits or ("test",),
+        source_lang=source_lang,
+        target_lang=target_lang,
+        streaming=options.streaming,
+    )
+
+
+def _evaluate(argv: Sequence[str]) -> None:
+    from .provenance import EVALUATION_RECORD
+    from .reporting import compare, evaluate_model, read_hypotheses
+
+    parser = _model_parser("evaluate", "Translate test sets; BLEU, chrF, TER with signatures, P1 for Multi30k.")
+    _add_test_set_options(parser)
     parser.add_argument("--results", help="folder for the hypotheses and a run.json with training and scores")
     parser.add_argument("--against", help="folder with another system's hypotheses, for a paired bootstrap")
     _add_search_options(parser)
     options = parser.parse_args(argv)
     folder = Path(options.model)
-    source_lang, target_lang = _languages(folder, options)
-    test_sets = read_test_sets(
-        files=options.test_file,
-        dataset=options.dataset_name,
-        config_name=options.dataset_config_name,
-        splits=options.test_splits,
-        source_lang=source_lang,
-        target_lang=target_lang,
-        streaming=options.streaming,
-    )
+    test_sets = _read_test_sets(folder, options)
+    _, target_lang = _languages(folder, options)
     results = Path(options.results) if options.results else None
     if results is None and not folder.is_dir():
         raise UserError(f"{options.model} is not a folder: say with --results where the hypotheses go")
@@ -300,8 +311,7 @@ def _import(argv: Sequence[str]) -> None:
 
 
 def _export(argv: Sequence[str]) -> None:
-    from .interchange import export_model, own_model
-    from .tokenization_vanilla_transformer import load_tokenizer
+    from .interchange import export_model
     from .weight_files import new_folder
 
     parser = _format_parser(
@@ -315,24 +325,60 @@ def _export(argv: Sequence[str]) -> None:
         required=True,
         help="marian and engines: a new folder; otherwise a new file, .pt, .safetensors or .npz",
     )
-    parser.add_argument("--compute_type", help="ctranslate2: float32 (the default), float16, bfloat16, int8 ...")
+    group = parser.add_argument_group(
+        "ctranslate2", "with a test set, the export is compared with the model: certificate.json and README.md say how"
+    )
+    group.add_argument("--compute_type", help="float32 (the default), float16, bfloat16, int8 ...")
+    _add_test_set_options(group)
     options = parser.parse_args(argv)
-    if options.compute_type and options.format != "ctranslate2":
-        raise UserError(f"--compute_type means nothing to --format {options.format}: only to ctranslate2")
-    notes = []
+    given = [action.dest for action in group._group_actions if getattr(options, action.dest)]
+    if given and options.format != "ctranslate2":
+        raise UserError(f"--{given[0]} means nothing to --format {options.format}: only to ctranslate2")
     if options.format == "ctranslate2":
-        _, export_ctranslate2 = _ctranslate2()
-        export_ctranslate2(
-            own_model(Path(options.folder)),
-            load_tokenizer(options.folder),
-            options.output,
-            options.compute_type or "float32",
-        )
+        notes = _export_ctranslate2(options)
     elif options.format == "onnx":
         notes = _export_onnx(Path(options.folder), new_folder(options.output))
     else:
         notes = export_model(options.folder, options.format, options.output)
     print(*notes, f"the export is in {options.output}", sep="\n")
+
+
+def _export_ctranslate2(options: argparse.Namespace) -> list[str]:
+    """Write the folder and measure it; what the user should know."""
+    _, export_ctranslate2 = _ctranslate2()
+    from .certificate import certificate_text, certify, write_card
+    from .interchange import own_model
+    from .tokenization_vanilla_transformer import load_tokenizer
+    from .weight_files import new_folder
+
+    source, output, compute_type = Path(options.folder), new_folder(options.output), options.compute_type or "float32"
+    test_sets = _test_sets_of_an_export(source, options)  # what is wrong with them is said before anything is written
+    model = own_model(source)
+    export_ctranslate2(model, load_tokenizer(source), output, compute_type)
+    languages = {key: getattr(options, key) for key in ("source_lang", "target_lang") if getattr(options, key)}
+
+    def write(certificate: dict | None) -> None:
+        write_card(model, source, output, compute_type=compute_type, languages=languages, certificate=certificate)
+
+    write(None)  # or a failure to measure would leave a folder that says nothing of itself
+    if not test_sets:
+        return [
+            "no certificate: whether it translates as the model does was not measured; to get one, export with "
+            "--test_file or --dataset_name"
+        ]
+    certificate = certify(source, output, test_sets, progress=True)
+    write(certificate)
+    return [certificate_text(certificate), ""]
+
+
+def _test_sets_of_an_export(folder: Path, options: argparse.Namespace) -> list:
+    """None at all where none is named. Raises UserError for options that need another one, or exclude it."""
+    if options.test_file and options.dataset_name:
+        raise UserError("--test_file and --dataset_name: give one of them")
+    for name in ("dataset_config_name", "test_splits", "streaming"):
+        if getattr(options, name) and not options.dataset_name:
+            raise UserError(f"--{name} means nothing without --dataset_name")
+    return _read_test_sets(folder, options) if options.test_file or options.dataset_name else []
 
 
 def _export_onnx(folder: Path, output: Path) -> list[str]:
