@@ -120,6 +120,21 @@ class TrainingArguments(Seq2SeqTrainingArguments):
     label_smoothing_factor: float = field(
         default=0.1, metadata={"help": "Section 5.4. Applied inside the model, where it costs nothing."}
     )
+    rdrop_alpha: float = field(
+        default=0.0,
+        metadata={
+            "help": "R-Drop (Liang et al. 2021): go through each batch twice, with different dropout, and draw the two "
+            "predictions together with this weight, 5 in the paper; 0 = never."
+        },
+    )
+    simcut_alpha: float = field(
+        default=0.0,
+        metadata={
+            "help": "SimCut (Gao et al. 2022): go through each batch twice, the second time with tokens cut out, and "
+            "draw the two predictions together with this weight, 3 in the paper; 0 = never."
+        },
+    )
+    simcut_p: float = field(default=0.05, metadata={"help": "The share of tokens that SimCut cuts out."})
     average_checkpoints: int = field(
         default=5, metadata={"help": "The result is the mean of the last so many checkpoints (section 6.1); 0 = last."}
     )
@@ -207,6 +222,19 @@ def _check(model: ModelArguments, data: DataArguments, tokenizer: TokenizerArgum
         raise UserError(f"subword_dropout={tokenizer.subword_dropout} is not in [0, 1)")
     if tokenizer.subword_dropout and tokenizer.tokenizer_type not in ("bpe", "byte-level"):
         raise UserError(f"subword_dropout needs a bpe or byte-level tokenizer, not {tokenizer.tokenizer_type}")
+    _check_consistency(training)
+
+
+def _check_consistency(training: TrainingArguments):
+    for name in ("rdrop_alpha", "simcut_alpha"):
+        if getattr(training, name) < 0:
+            raise UserError(f"{name}={getattr(training, name)} is below 0")
+    if training.rdrop_alpha and training.simcut_alpha:
+        raise UserError("rdrop_alpha and simcut_alpha exclude each other: give one of them")
+    if not 0 < training.simcut_p <= 1:
+        raise UserError(f"simcut_p={training.simcut_p} is not in (0, 1]")
+    if training.simcut_p != TrainingArguments.simcut_p and not training.simcut_alpha:
+        raise UserError("simcut_p has no effect without --simcut_alpha")
 
 
 def _check_data(data: DataArguments, training: TrainingArguments):

@@ -34,6 +34,7 @@ from .averaging import ExponentialMovingAverage, average_checkpoints
 from .batching import EpochLoader, PairCollator, TokenBatchSampler, TrainingPairs
 from .checkpoints import checkpoint_to_resume, complete_checkpoints
 from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .consistency import TwoPasses, rdrop, simcut
 from .corpus import source_description
 from .errors import UserError
 from .loss import IGNORED
@@ -56,9 +57,14 @@ def paper_learning_rate(d_model: int, warmup_steps: float) -> float:
 class VanillaTransformerTrainer(Seq2SeqTrainer):
     """`Seq2SeqTrainer` with batches by token budget, an optional moving average, and evaluations that leave no trace.
 
+    Consistency training, where it is wished, shows its divergence per target token as `consistency` in the log.
+
     Args:
         train_lengths: tokens of the longer side of each training pair.
         eval_max_length: where translations of the validation set are cut off, in tokens.
+
+    Raises:
+        UserError: consistency training in one process for several GPUs.
     """
 
     def __init__(self, *args: Any, train_lengths: Sequence[int], eval_max_length: int, **kwargs: Any):
@@ -69,6 +75,13 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
         if self.args.ema_decay:
             self.ema = ExponentialMovingAverage(self.model, self.args.ema_decay)
             self.add_callback(_UpdateAverage(self.ema))
+        self.two_passes = None
+        if self.args.rdrop_alpha:
+            self.two_passes = TwoPasses(rdrop(self.args.rdrop_alpha))
+        elif self.args.simcut_alpha:
+            self.two_passes = TwoPasses(simcut(self.args.simcut_alpha, self.args.simcut_p))
+        if self.two_passes and self.args.n_gpu > 1:  # each would get rows of one pair without the other
+            raise UserError("consistency training on several GPUs needs a process for each: use accelerate launch")
 
     def get_train_dataloader(self) -> EpochLoader:
         args = self.args
@@ -98,6 +111,19 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
             self.lr_scheduler = get_inverse_sqrt_schedule(optimizer, warmup, last_epoch=0)
             self._created_lr_scheduler = True
         return super().create_scheduler(num_training_steps, optimizer)
+
+    def compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any):
+        if self.two_passes is None or not model.training:
+            return super().compute_loss(model, inputs, *args, **kwargs)
+        with self.two_passes.applied(self.model, inputs) as doubled:
+            return super().compute_loss(model, doubled, *args, **kwargs)
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any):
+        if self.two_passes and "loss" in logs:
+            totals = self.two_passes.totals().to(self.args.device)
+            divergence, tokens = self.accelerator.reduce(totals, "sum").tolist()
+            logs["consistency"] = divergence / max(tokens, 1)
+        super().log(logs, *args, **kwargs)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Evaluate the averaged weights where there are any; training goes on as if there had been no evaluation.
@@ -338,6 +364,8 @@ def _settle_arguments(
         if not args.warmup_steps > 1:
             raise UserError(f"warmup_steps={args.warmup_steps}: the paper's learning rate needs a number of steps")
         args.learning_rate = paper_learning_rate(config.d_model, args.warmup_steps)
+    if args.rdrop_alpha and not (config.dropout or config.attention_dropout or config.activation_dropout):
+        raise UserError("rdrop_alpha has no effect on a model without dropout: give --config_overrides dropout=0.1")
     if args.save_total_limit is None:
         args.save_total_limit = max(args.average_checkpoints, 2)
     if corpus.validation is None:
