@@ -48,6 +48,15 @@ def test_against_the_formula(mask, dtype, tolerance, autocast):
         torch.testing.assert_close(ours.double(), theirs.double(), atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+def test_the_same_without_gradients(mask):
+    _, states = inputs(torch.bfloat16)
+    with torch.no_grad():
+        alone = short_attention(*states, mask, 0.5, False)
+    assert torch.equal(alone, short_attention(*states, mask, 0.5, False))
+    assert not alone.requires_grad
+
+
 def test_no_mask_may_mean_a_causal_one():
     _, states = inputs()
     expected = short_attention(*states, MASKS["causal"], 0.5, False)

@@ -47,7 +47,9 @@ def short_attention(
     """
     if mask is None and is_causal:
         mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).tril()
-    return _ShortAttention.apply(query, key, value, mask, scaling)
+    if torch.is_grad_enabled():
+        return _ShortAttention.apply(query, key, value, mask, scaling)
+    return _attend(query, key, value, mask, scaling)[0]
 
 
 class _ShortAttention(torch.autograd.Function):
@@ -56,25 +58,11 @@ class _ShortAttention(torch.autograd.Function):
     """
 
     @staticmethod
-    @torch.autocast("cpu", enabled=False)
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
-        shape, dtype = query.shape, query.dtype
-        query, key, value = _matrices(query), _matrices(key), _matrices(value)
-        query = query * scaling
-        scores = (query @ key.mT).unflatten(0, shape[:2])  # (B, H, T, S)
-        if mask is not None:
-            # compared into floating point: PyTorch goes through booleans one by one
-            allowed = torch.eq(mask, True, out=scores.new_empty(mask.shape))
-            scores.add_((1 - allowed).mul_(torch.finfo(scores.dtype).min))
-        weights = scores.softmax(dim=-1)
-        if mask is not None:
-            sees_something = allowed.amax(dim=-1, keepdim=True)
-            if not sees_something.all():
-                weights.mul_(sees_something)
-        weights = weights.flatten(0, 1)
-        ctx.save_for_backward(query, key, value, weights)
-        ctx.scaling, ctx.dtype = scaling, dtype
-        return _tokens_first(weights @ value, shape, dtype)
+        context, *kept = _attend(query, key, value, mask, scaling)
+        ctx.save_for_backward(*kept)
+        ctx.scaling, ctx.dtype = scaling, query.dtype
+        return context
 
     @staticmethod
     @once_differentiable
@@ -91,6 +79,27 @@ class _ShortAttention(torch.autograd.Function):
             _tokens_first(states, (batch, heads), ctx.dtype).transpose(1, 2) for states in (of_query, of_key, of_value)
         )
         return *heads_first, None, None
+
+
+@torch.autocast("cpu", enabled=False)
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The context, (B, T, H, K), and in float32 scaled queries, keys, values and weights, (B * H, ., .) each."""
+    shape, dtype = query.shape, query.dtype
+    query, key, value = _matrices(query) * scaling, _matrices(key), _matrices(value)
+    scores = (query @ key.mT).unflatten(0, shape[:2])  # (B, H, T, S)
+    if mask is not None:
+        # compared into floating point: PyTorch goes through booleans one by one
+        allowed = torch.eq(mask, True, out=scores.new_empty(mask.shape))
+        scores.add_((1 - allowed).mul_(torch.finfo(scores.dtype).min))
+    weights = scores.softmax(dim=-1)
+    if mask is not None:
+        sees_something = allowed.amax(dim=-1, keepdim=True)
+        if not sees_something.all():
+            weights.mul_(sees_something)
+    weights = weights.flatten(0, 1)
+    return _tokens_first(weights @ value, shape, dtype), query, key, value, weights
 
 
 def _matrices(states: Tensor) -> Tensor:
