@@ -4,6 +4,7 @@ import copy
 import itertools
 import json
 from functools import cache
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -734,6 +735,64 @@ class TestOwnBeamSearch:
         monkeypatch.setattr(modeling_vanilla_transformer, "beam_search", None)
         options = {"num_beams": 3, "max_length": 6, "return_dict_in_generate": True, **options}
         assert len(model_of(attn_implementation="eager").generate(SOURCE, **options).sequences) == 3
+
+
+class TestOwnGreedySearch:
+    """`greedy_search`, which stands in wherever somebody wants no more than token ids."""
+
+    @BACKENDS
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {},
+            {"max_length": 4},
+            {"eos_token_id": [EOS, 5, 9]},
+            {"decoder_input_ids": torch.tensor([[BOS, 8], [BOS, 11], [BOS, 15]])},
+            {"attention_mask": torch.ones_like(MASK)},
+        ],
+        ids=str,
+    )
+    def test_finds_what_transformers_finds(self, options, attn_implementation):
+        options = {"max_length": 12, "attention_mask": MASK} | options
+        model = model_of(attn_implementation=attn_implementation)
+        expected = model.generate(SOURCE, return_dict_in_generate=True, **options)
+        assert not isinstance(expected.past_key_values.self_attention_cache.layers[0], SharedHistory)
+        assert model.generate(SOURCE, **options).tolist() == expected.sequences.tolist()
+
+    @pytest.mark.parametrize("name", MODELS)
+    def test_every_kind_of_model(self, name):
+        model, source = model_of(name), source_of(name)
+        expected = model.generate(source, max_length=12, return_dict_in_generate=True).sequences
+        assert model.generate(source, max_length=12).tolist() == expected.tolist()
+
+    def test_finished_sentences_leave_and_change_nothing_for_the_others(self):
+        model, rows = model_of(), []
+        model.get_decoder().register_forward_pre_hook(lambda _, inputs: rows.append(len(inputs[0])))
+        short = torch.tensor([[5, EOS] + [PAD] * 4])
+        source = torch.cat([short, SOURCE, short])
+        together = model.generate(source, max_length=20)
+        assert rows[0] == 5
+        assert rows[-1] < 5
+        alone = [model.generate(row[None], max_length=20) for row in source]
+        assert without_padding(together) == [without_padding(ids)[0] for ids in alone]
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"return_dict_in_generate": True},
+            {"streamer": SimpleNamespace(put=lambda ids: None, end=lambda: None)},
+            {"do_sample": True},
+            {"use_cache": False},
+            {"cache_implementation": "static"},
+            {"repetition_penalty": 1.3},
+            {"max_time": 100.0},
+        ],
+        ids=str,
+    )
+    def test_what_it_cannot_do_is_left_to_transformers(self, options, monkeypatch):
+        monkeypatch.setattr(modeling_vanilla_transformer, "greedy_search", None)
+        found = model_of(attn_implementation="eager").generate(SOURCE, max_length=6, **options)
+        assert len(getattr(found, "sequences", found)) == 3
 
 
 class TestLengthPenalty:

@@ -1,6 +1,6 @@
-"""Beam search in which nothing is copied that the beams of a sentence have in common.
+"""Beam search in which nothing is copied that the beams of a sentence have in common; greedy search alike.
 
-The results are those of `GenerationMixin._beam_search` of transformers; what differs is the work:
+The results are those of `GenerationMixin` of transformers; what differs is the work:
 
 - Keys and values of the words written so far stay where they are. Which beam descends from which is a mask over the
   history that the beams of a sentence share; transformers copies the histories of all surviving beams at every step.
@@ -123,6 +123,72 @@ def beam_search(
     )
 
 
+def greedy_search(
+    model: nn.Module, prompt: Tensor, generation_config: GenerationConfig, model_kwargs: dict[str, Any]
+) -> Tensor:
+    """What `generate()` calls for one beam where `beam_search_applies`.
+
+    Args:
+        model: as in `beam_search`.
+        prompt: (B, T), what the translations begin with, the start token at least.
+        generation_config: lengths and special tokens.
+        model_kwargs: `encoder_outputs` and `attention_mask` of B sentences.
+
+    Returns:
+        token ids (B, T).
+    """
+    memory, memory_mask = model_kwargs["encoder_outputs"][0], model_kwargs.get("attention_mask")
+    cache = _empty_cache(model.config)
+    rows = torch.arange(len(prompt), device=prompt.device)  # (A), the place of each sentence in the input
+    is_live = torch.ones_like(rows, dtype=torch.bool)  # (A), whether it goes on
+    size = (len(prompt), generation_config.max_length)
+    sequences = torch.full(size, int(generation_config._pad_token_tensor), dtype=prompt.dtype, device=prompt.device)
+    tokens, length = prompt, prompt.shape[1]
+    sequences[:, :length] = prompt
+    while is_live.any() and length < generation_config.max_length:
+        if is_live.sum() <= (1 - LEAVERS) * len(rows):
+            rows, tokens, memory = rows[is_live], tokens[is_live], memory[is_live]
+            memory_mask = None if memory_mask is None else memory_mask[is_live]
+            _select(cache, is_live.nonzero()[:, 0])
+            is_live = is_live[is_live]
+        tokens = _forward(model, tokens, None, memory, memory_mask, cache).argmax(dim=-1, keepdim=True)
+        sequences[rows[is_live], length] = tokens[is_live, 0]
+        is_live &= ~torch.isin(tokens[:, 0], generation_config._eos_token_tensor)
+        length += 1
+    return sequences[:, :length]
+
+
+def _empty_cache(config: PreTrainedConfig) -> EncoderDecoderCache:
+    layers = [SharedHistory() for _ in range(config.decoder_layers)]
+    return EncoderDecoderCache(Cache(layers=layers), DynamicCache())
+
+
+def _forward(
+    model: nn.Module,
+    tokens: Tensor,
+    mask: Tensor | None,
+    memory: Tensor,
+    memory_mask: Tensor | None,
+    cache: EncoderDecoderCache,
+) -> Tensor:
+    """The logits after the last of `tokens`, (rows of tokens, V)."""
+    output = model(
+        decoder_input_ids=tokens,
+        decoder_attention_mask=mask,
+        encoder_outputs=BaseModelOutput(last_hidden_state=memory),
+        attention_mask=memory_mask,
+        past_key_values=cache,
+        use_cache=True,
+    )
+    return output.logits[:, -1]
+
+
+def _select(cache: EncoderDecoderCache, staying: Tensor) -> None:
+    """Keep these sentences."""
+    for half in (cache.self_attention_cache, cache.cross_attention_cache):
+        half.batch_select_indices(staying)
+
+
 def largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The `count` largest values of each row (R, V) and their places, as `topk`, which goes through a row slowly.
 
@@ -168,8 +234,7 @@ class _Search:
         self.kept = _candidates(generation_config)
         self.memory = model_kwargs["encoder_outputs"][0]
         self.memory_mask = model_kwargs.get("attention_mask")
-        layers = [SharedHistory() for _ in range(model.config.decoder_layers)]
-        self.cache = EncoderDecoderCache(Cache(layers=layers), DynamicCache())
+        self.cache = _empty_cache(model.config)
 
         sentences, device = prompt.shape[0], prompt.device
         size = (sentences, self.beams)
@@ -186,25 +251,17 @@ class _Search:
 
     def first_logits(self) -> Tensor:
         """(A, V): all beams begin with the same."""
-        return self._forward(self.prompt, None)
+        return self._logits(self.prompt, None)
 
     def next_logits(self) -> Tensor:
         """(A * K, V), of the tokens that were chosen last."""
         ancestors = self.visible.gather(1, self.parents[:, :, None].expand_as(self.visible))
         itself = torch.eye(self.beams, dtype=torch.bool, device=ancestors.device)
         self.visible = torch.cat([ancestors, itself.expand(len(self.rows), -1, -1)], dim=2)
-        return self._forward(self.tokens.reshape(-1, 1), self.visible[:, None])
+        return self._logits(self.tokens.reshape(-1, 1), self.visible[:, None])
 
-    def _forward(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
-        output = self.model(
-            decoder_input_ids=tokens,
-            decoder_attention_mask=mask,
-            encoder_outputs=BaseModelOutput(last_hidden_state=self.memory),
-            attention_mask=self.memory_mask,
-            past_key_values=self.cache,
-            use_cache=True,
-        )
-        return output.logits[:, -1]
+    def _logits(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
+        return _forward(self.model, tokens, mask, self.memory, self.memory_mask, self.cache)
 
     def candidates(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The C best continuations of each sentence, best first: scores, tokens and parents, (A, C) each."""
@@ -259,8 +316,7 @@ class _Search:
             setattr(self, name, getattr(self, name)[staying])
         if self.memory_mask is not None:
             self.memory_mask = self.memory_mask[staying]
-        for cache in (self.cache.self_attention_cache, self.cache.cross_attention_cache):
-            cache.batch_select_indices(staying)
+        _select(self.cache, staying)
 
     def best(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """The `count` best of each sentence: token ids (B * count, T), scores, and the beam of each step, or -1."""
@@ -280,4 +336,4 @@ class _Search:
         return sequences, self.ended_scores[:, :count].flatten(), indices
 
 
-__all__ = ["beam_search", "beam_search_applies"]
+__all__ = ["beam_search", "beam_search_applies", "greedy_search"]

@@ -29,7 +29,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention import MultiHeadAttention, scaled_dot_product_attention
 from .attention_backends import adapted, bidirectional_mask, causal_mask, check_abilities, check_cache
-from .beam_search import beam_search, beam_search_applies
+from .beam_search import beam_search, beam_search_applies, greedy_search
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .dropout import Dropout
 from .embeddings import LearnedPositions, SinusoidalPositions, TokenEmbedding
@@ -591,15 +591,24 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
 
     def _beam_search(self, input_ids, logits_processor, stopping_criteria, generation_config, *args, **model_kwargs):
         """As in transformers; faster where `beam_search` can do what is asked for."""
-        if (
-            self.config._attn_implementation in ("eager", "sdpa")
-            and not args
-            and not model_kwargs.pop("synced_gpus", False)
-            and beam_search_applies(self.config, generation_config, logits_processor, stopping_criteria, model_kwargs)
-        ):
+        asked = (logits_processor, stopping_criteria, generation_config)
+        if not args and self._own_search_applies(*asked, model_kwargs):
             return beam_search(self, input_ids, generation_config, model_kwargs)
-        return super()._beam_search(
-            input_ids, logits_processor, stopping_criteria, generation_config, *args, **model_kwargs
+        return super()._beam_search(input_ids, *asked, *args, **model_kwargs)
+
+    def _sample(self, input_ids, logits_processor, stopping_criteria, generation_config, *args, **model_kwargs):
+        """As in transformers; faster where `greedy_search` can do what is asked for."""
+        asked = (logits_processor, stopping_criteria, generation_config)
+        only_ids = not generation_config.return_dict_in_generate and model_kwargs.get("streamer") is None
+        if not args and only_ids and self._own_search_applies(*asked, model_kwargs):
+            return greedy_search(self, input_ids, generation_config, model_kwargs)
+        return super()._sample(input_ids, *asked, *args, **model_kwargs)
+
+    def _own_search_applies(self, processors, criteria, generation_config, model_kwargs) -> bool:
+        return (
+            self.config._attn_implementation in ("eager", "sdpa")
+            and not model_kwargs.get("synced_gpus", False)
+            and beam_search_applies(self.config, generation_config, processors, criteria, model_kwargs)
         )
 
     @staticmethod
