@@ -11,6 +11,7 @@ from huggingface_hub.errors import StrictDataclassError
 
 import hf_vanilla_transformer
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.arguments import read_recipe
 from hf_vanilla_transformer.configuration_vanilla_transformer import PRESETS
 
 OWN_FIELDS = [name for name in VanillaTransformerConfig.__annotations__ if name not in ("model_type", "attribute_map")]
@@ -46,13 +47,14 @@ class TestSizes:
     @pytest.mark.parametrize("norm_position", ["post", "pre"])
     def test_parameter_formula(self, name, norm_position):
         config = VanillaTransformerConfig.preset(name)
-        d, d_ff, n, vocab_size = config.d_model, config.encoder_ffn_dim, config.encoder_layers, 1000
+        d, d_ff, vocab_size = config.d_model, config.encoder_ffn_dim, 1000
         attention = 4 * (d * d + d)
         feed_forward = d * d_ff + d_ff + d_ff * d + d
         norm = 2 * d
-        layers = n * (attention + feed_forward + 2 * norm) + n * (2 * attention + feed_forward + 3 * norm)
+        encoder = config.encoder_layers * (attention + feed_forward + 2 * norm)
+        decoder = config.decoder_layers * (2 * attention + feed_forward + 3 * norm)
         final_norms = 2 * norm if norm_position == "pre" else 0
-        expected = vocab_size * d + layers + final_norms
+        expected = vocab_size * d + encoder + decoder + final_norms
         assert parameters(name, vocab_size, norm_position=norm_position) == expected
 
     def test_paper_defaults(self):
@@ -78,6 +80,35 @@ class TestSizes:
         assert (config.hidden_size, config.num_hidden_layers, config.num_attention_heads) == (32, 3, 4)
         decoder = config.get_text_config(decoder=True)
         assert (decoder.num_hidden_layers, decoder.vocab_size) == (2, 9)
+
+
+@pytest.mark.parametrize(
+    ("deep", "even", "vocab_size"),
+    [("deep-shallow", "paper-base", 37000), ("multi30k-deep-shallow", "multi30k-tiny", 6000)],
+)
+class TestDeepEncodersWithShallowDecoders:
+    def test_only_the_layers_differ(self, deep, even, vocab_size):
+        one, other = (VanillaTransformerConfig.preset(name).to_dict() for name in (deep, even))
+        assert {name for name in one if one[name] != other[name]} == {"encoder_layers", "decoder_layers"}
+        assert (one["encoder_layers"], one["decoder_layers"]) == (2 * other["encoder_layers"], 1)
+
+    def test_about_as_many_parameters(self, deep, even, vocab_size):
+        """In the layers alone, and so all the more with the embeddings, which are the same."""
+        embeddings = vocab_size * VanillaTransformerConfig.preset(deep).d_model
+        counts = [parameters(name, vocab_size) for name in (deep, even)]
+        assert counts[0] - embeddings == pytest.approx(0.95 * (counts[1] - embeddings), rel=0.005)
+        assert 0.96 < counts[0] / counts[1] < 0.98
+
+    def test_the_readme_counts_right(self, deep, even, vocab_size):
+        readme = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
+        (row,) = [line for line in readme.splitlines() if line.startswith(f"| `{deep}` |")]
+        assert f"| {parameters(deep, vocab_size) / 1e6:.1f}M with {vocab_size:,} tokens |" in row
+
+
+def test_recipes_of_deep_and_even_layers_differ_in_nothing_else():
+    recipes = Path(__file__).resolve().parents[1] / "scripts" / "recipes"
+    deep, even = (read_recipe(recipes / f"multi30k_en_de_{name}.yaml") for name in ("deep_shallow", "tiny"))
+    assert deep == {**even, "preset": "multi30k-deep-shallow"}
 
 
 class TestErrors:
@@ -138,7 +169,7 @@ class TestErrors:
 
     def test_unknown_preset(self):
         with pytest.raises(
-            ValueError, match=r"unknown preset 'paper-bas': choose one of paper-base, paper-big, multi30k-tiny, test"
+            ValueError, match=r"unknown preset 'paper-bas': choose one of paper-base, paper-big, multi30k-tiny, deep-"
         ):
             VanillaTransformerConfig.preset("paper-bas")
 
