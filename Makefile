@@ -7,7 +7,7 @@ VENV ?= .venv
 CONSTRAINTS ?= .ci/constraints.txt
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-oldest slow lint format clean
+.PHONY: demo test test-oldest slow benchmark lint format clean
 
 demo: $(VENV)/installed
 	$(BIN)/python scripts/demo.py
@@ -22,6 +22,12 @@ test-oldest:
 slow: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS) --editable ".[torchao]"
 	$(BIN)/python -m pytest -m slow
+
+# speed, memory and scaling, for hours and with nothing else running: make benchmark DATA=... MODEL=... MARIAN=...
+benchmark: $(VENV)/installed
+	$(BIN)/python scripts/benchmark.py --dataset_name "$(DATA)" --model "$(MODEL)" --marian "$(MARIAN)"
+	$(BIN)/python scripts/scaling.py
+	$(BIN)/python scripts/results_table.py
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

@@ -1,261 +1,328 @@
-"""How fast we train and translate beside the peers, and beside what the machine can do.
+"""How fast we train and translate beside the peers, beside what the machine can do, and in how much memory.
 
     python scripts/benchmark.py --dataset_name <multi30k folder> --model <trained folder> --marian <trained folder>
 
 Every engine lives in a process of its own, so that nobody's threads disturb another. The processes take turns, round by
-round, after one round of warm-up; printed and written to scripts/results/benchmark.json are medians, with the least and
-the greatest.
+round, after one round of warm-up (scripts/taking_turns.py). What each round found is merged into
+scripts/results/benchmark.json, section by section (`--only`); scripts/results_table.py makes tables of ratios of it.
 
-- **training**: one optimiser step (forward, backward, clipping, fused AdamW) of `multi30k-tiny` on batches of Multi30k,
-  label smoothing 0.1; target tokens a second, padding not counted. Ours has batches by token budget, MarianMT
-  transformers' batches of a fixed size grouped by length, with the label smoother of Seq2SeqTrainer.
-- **translation**: test set 2016 with the trained models of scripts/train.py and scripts/train_marian.py; sentences a
-  second through `translate`, CTranslate2 with its own batching.
-- **machine**: floating-point operations a second of products of 1024 x 1024 matrices.
+- **machine**: operations a second of products of 1024 x 1024 matrices; bytes read and written a second by a copy.
+- **training**: an epoch over a random part of Multi30k inside each trainer, from the end of the first step to the end
+  of the last; target tokens a second, padding not counted. Same sizes, dropout, label smoothing, learning rate and
+  clipping, AdamW (fused in all but JoeyNMT, which has no such option). Ours: batches by token budget; or transformers'
+  plain Seq2SeqTrainer. MarianMT: Seq2SeqTrainer with its label smoother. Both Seq2SeqTrainers group by length and get
+  the best of three batch sizes. `torch.nn.Transformer`: a loop by hand over our batches. JoeyNMT, where it is
+  installed: its own trainer and batches.
+- **one step**: operations of the matrix products of our training step, padding included, a second, beside those of the
+  machine: the ratio of the two says how far we are from the lower bound.
+- **peak memory**: resident memory that a training step of 4,096 target tokens takes above what model and optimiser
+  hold; vocabulary 32,000; every round in a fresh process.
+- **translation**: sentences a second. Test set 2016 with the trained models of scripts/train.py and
+  scripts/train_marian.py; `paper-base` with random weights, 200 sentences, 13 tokens each (the end of a sentence is
+  made impossible). Ours and MarianMT through `translate`, CTranslate2 through its own batching; every engine with the
+  best of four batch sizes.
+- **two processes**: scripts/train.py with half of the threads each, against one process with all of them and the same
+  tokens per update; target tokens a second of an epoch.
 """
 
 import argparse
+import importlib.util
 import json
-import multiprocessing
 import os
-import statistics
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
+
+from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.arguments import parse_arguments
+from hf_vanilla_transformer.batching import PairCollator, TokenBatchSampler, TrainingPairs
+from hf_vanilla_transformer.corpus import read_pairs
+from hf_vanilla_transformer.preparation import prepare_corpus, token_lengths
+from hf_vanilla_transformer.translation import load_model, translate
+from taking_turns import Engine, Engines, Measure, Round, argument_parser, best, measure_sections, peak_memory
+from train_marian import marian_like
+from trainers import (
+    BASE,
+    TINY,
+    TRAINERS,
+    Shape,
+    marian_trainer,
+    prepared,
+    random_batch,
+    seq2seq_trainer,
+    step_operations,
+    training_step,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "scripts" / "results" / "benchmark.json"
-RECIPE = ROOT / "scripts" / "recipes" / "multi30k_en_de_tiny.yaml"
-STEPS = 16  # training steps of a round
-Measure = Callable[[], tuple[float, float]]  # one round: work done, seconds
+BATCH_SIZES = (2048, 4096, 8192, 16384)  # tokens, of translation
+LENGTH = 13  # tokens of a translation by a model with random weights
+PRECISIONS = {"float32": False, "bfloat16": True}
 
 
-# ---- the engines; each function runs in a process of its own ----
+# ---- machine ----
 
 
 def matrix_products(options: argparse.Namespace, dtype: str) -> Measure:
     """Work: floating-point operations."""
-    import torch
-
     a, b = (torch.randn(1024, 1024).to(getattr(torch, dtype)) for _ in range(2))
 
-    def measure() -> tuple[float, float]:
+    def measure(number: int) -> Round:
+        started = time.perf_counter()
+        for _ in range(20):
+            a @ b
+        return {"work": 20 * 2 * 1024**3, "seconds": time.perf_counter() - started}
+
+    return measure
+
+
+def memory_copy(options: argparse.Namespace) -> Measure:
+    """Work: bytes read and bytes written."""
+    source = torch.ones(2**24)  # 64 MiB
+    target = torch.empty_like(source)
+
+    def measure(number: int) -> Round:
         started = time.perf_counter()
         for _ in range(10):
-            a @ b
-        return 10 * 2 * 1024**3, time.perf_counter() - started
+            target.copy_(source)
+        return {"work": 10 * 2 * source.nbytes, "seconds": time.perf_counter() - started}
 
     return measure
 
 
-def training(options: argparse.Namespace, kind: str, bf16: bool) -> Measure:
+# ---- training ----
+
+
+def training(options: argparse.Namespace, shape: Shape, trainer: str, bf16: bool) -> Measure:
     """Work: target tokens, padding not counted."""
-    import torch
-    from transformers.trainer_pt_utils import LabelSmoother
+    corpus, config = prepared(options.folder, shape)
 
-    torch.manual_seed(0)
-    model, batches = _our_training(options) if kind == "ours" else _marian_training(options)
-    optimizer, smoother = torch.optim.AdamW(model.train().parameters(), lr=1e-4, fused=True), LabelSmoother(0.1)
+    def measure(number: int, tokens: int, pairs: int) -> Round:
+        rows = np.random.default_rng(number).permutation(len(corpus.train))[:pairs]
+        set_seed(number)
+        folder = Path(options.folder) / f"{os.getpid()}"
+        round = TRAINERS[trainer](folder, corpus.tokenizer, config, corpus.train.select(rows), tokens, bf16)
+        return {**round, "tokens": tokens}
 
-    def step(batch: dict[str, Any]) -> None:
-        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-            if kind == "ours":
-                loss = model(**batch).loss
-            else:  # as Seq2SeqTrainer does: the model does not see the labels
-                inputs = {name: values for name, values in batch.items() if name != "labels"}
-                loss = smoother(model(**inputs), batch["labels"])
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
+    tokens = shape.tokens
+    if TRAINERS[trainer] in (seq2seq_trainer, marian_trainer):
+        sizes = [options.batch_tokens] if options.batch_tokens else [tokens // 2, tokens, 2 * tokens]
+        tokens = best(sizes, lambda size: measure(0, size, options.pairs or shape.trial))
+    pairs = options.pairs or shape.pairs
+    return lambda number: measure(number, tokens, pairs // 4 if trainer == "joeynmt" else pairs)  # or it takes minutes
 
-    def measure() -> tuple[float, float]:
-        tokens, seconds = 0, 0.0
-        for batch in islice(batches, STEPS):
-            started = time.perf_counter()
+
+# ---- one step ----
+
+
+def our_step(options: argparse.Namespace, shape: Shape, bf16: bool) -> Measure:
+    """Work: floating-point operations of matrix products."""
+    corpus, config = prepared(options.folder, shape)
+    pairs, collate = TrainingPairs(corpus.train), PairCollator(config.pad_token_id)
+    sampler = TokenBatchSampler(np.maximum(*token_lengths(corpus.train)), shape.tokens, seed=1)
+    batches = [collate(pairs.__getitems__(keys)) for keys, _ in zip(sampler, range(4), strict=False)]
+    work = sum(step_operations(config, batch) for batch in batches)
+    step = training_step(VanillaTransformerForConditionalGeneration(config), bf16)
+
+    def measure(number: int) -> Round:
+        started = time.perf_counter()
+        for batch in batches:
             step(batch)
-            seconds += time.perf_counter() - started
-            tokens += int(batch["labels"].ne(-100).sum())
-        return tokens, seconds
+        return {"work": work, "seconds": time.perf_counter() - started, "steps": len(batches)}
 
     return measure
 
 
-def _corpus(options: argparse.Namespace) -> tuple[Any, Any, Any]:
-    """The prepared text, the training arguments of the recipe, the configuration of the model."""
-    from hf_vanilla_transformer import VanillaTransformerConfig
-    from hf_vanilla_transformer.arguments import parse_arguments, parse_overrides
-    from hf_vanilla_transformer.preparation import PreparedCorpus, prepare_corpus
-
-    folder = str(Path(options.folder) / f"{os.getpid()}")
-    model_args, data, tokenizer_options, args = parse_arguments(
-        [str(RECIPE), "--dataset_name", options.dataset_name, "--output_dir", folder]
-    )
-    prepare_corpus(data, tokenizer_options, Path(folder) / "prepared")
-    corpus = PreparedCorpus.load(Path(folder) / "prepared")
-    overrides = parse_overrides(model_args.config_overrides)
-    config = VanillaTransformerConfig.preset(model_args.preset, vocab_size=len(corpus.tokenizer), **overrides)
-    return corpus, args, config
+# ---- peak memory ----
 
 
-def _our_training(options: argparse.Namespace) -> tuple[Any, Any]:
-    import numpy as np
+def step_memory(options: argparse.Namespace, shape: Shape, engine: str, bf16: bool) -> Measure:
+    """Bytes, measured once."""
+    config = shape.config(32_000)
+    model = marian_like(config) if engine == "marian" else VanillaTransformerForConditionalGeneration(config)
+    step = training_step(model, bf16)
+    step(random_batch(config, 2, 32))  # makes the optimiser's state and whatever libraries keep
 
-    from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
-    from hf_vanilla_transformer.batching import PairCollator, TokenBatchSampler, TrainingPairs
-    from hf_vanilla_transformer.preparation import token_lengths
+    def measure(number: int) -> Round:
+        batch = random_batch(config, 128, 32)
+        return {"bytes": peak_memory(lambda: step(batch))}
 
-    corpus, args, config = _corpus(options)
-    sampler = TokenBatchSampler(np.maximum(*token_lengths(corpus.train)), args.max_tokens_per_batch, seed=1)
-    pairs = TrainingPairs(corpus.train.select_columns(["input_ids", "labels"]))
-    collate = PairCollator(config.pad_token_id)
-    batches = [collate(pairs.__getitems__(keys)) for keys in islice(sampler, 4 * STEPS)]
-    return VanillaTransformerForConditionalGeneration(config), cycle(batches)
+    return measure
 
 
-def _marian_training(options: argparse.Namespace) -> tuple[Any, Any]:
-    import numpy as np
-    from transformers import DataCollatorForSeq2Seq
-    from transformers.trainer_pt_utils import LengthGroupedSampler
-
-    from hf_vanilla_transformer.preparation import token_lengths
-    from train_marian import marian_like
-
-    corpus, args, config = _corpus(options)
-    model = marian_like(config)
-    longest = np.maximum(*token_lengths(corpus.train))
-    size = int(args.max_tokens_per_batch / longest.mean())
-    order = list(LengthGroupedSampler(size, lengths=longest.tolist()))
-    collate = DataCollatorForSeq2Seq(corpus.tokenizer, model=model)
-    pairs = corpus.train.select_columns(["input_ids", "labels"])
-    starts = range(0, len(order) - size, len(order) // (4 * STEPS))  # all lengths, not only the longest
-    batches = [collate([pairs[row] for row in order[start : start + size]]) for start in starts]
-    return model, cycle([dict(batch.items()) for batch in batches])
+# ---- translation ----
 
 
 def translation(options: argparse.Namespace, engine: str, dtype: str, beams: int) -> Measure:
-    """Work: sentences."""
-    from hf_vanilla_transformer.corpus import read_pairs
-    from hf_vanilla_transformer.translation import load_model, translate
+    """Work: sentences of the test set, by trained models."""
+    if engine != "ctranslate2":
+        model, tokenizer = load_model(options.model if engine == "ours" else options.marian, device="cpu", dtype=dtype)
+        return searching(model, tokenizer, test_set(options), beams)
+    return searching_with_ctranslate2(
+        options, *load_model(options.model, device="cpu"), test_set(options), beams, dtype
+    )
 
+
+def forced_translation(options: argparse.Namespace, engine: str, dtype: str, beams: int) -> Measure:
+    """Work: sentences, by models with random weights that never end a sentence by themselves."""
+    corpus, config = prepared(options.folder, BASE)
+    config.lm_head_bias = True
+    model = marian_like(config) if engine == "marian" else VanillaTransformerForConditionalGeneration(config)
+    never_ending(model, LENGTH).generation_config.early_stopping = beams > 1
+    sentences = test_set(options)[:200]
+    if engine != "ctranslate2":
+        return searching(model.to(getattr(torch, dtype)).eval(), corpus.tokenizer, sentences, beams)
+    return searching_with_ctranslate2(options, model, corpus.tokenizer, sentences, beams, dtype)
+
+
+def never_ending(model: PreTrainedModel, length: int) -> PreTrainedModel:
+    """A model whose output projection has a bias, made to write `length` tokens, whatever it reads."""
+    bias = model.lm_head.bias.data if model.lm_head.bias is not None else model.final_logits_bias
+    bias[..., model.config.eos_token_id] = -1e4
+    model.generation_config.max_length = length + 1  # with the start token
+    return model
+
+
+def test_set(options: argparse.Namespace) -> list[str]:
     pairs = read_pairs(dataset=options.dataset_name, split="test_2016_flickr", source_lang="en", target_lang="de")
-    sentences = [pair.source for pair in pairs]
-    if engine == "ctranslate2":
-        from hf_vanilla_transformer.ctranslate2_export import CTranslate2Engine, export_ctranslate2
+    return [pair.source for pair in pairs]
 
-        folder = export_ctranslate2(*load_model(options.model), Path(options.folder) / f"{os.getpid()}", dtype)
-        ctranslate2 = CTranslate2Engine(folder, threads=options.threads)
 
-        def run() -> None:
-            ctranslate2.translate_nbest(sentences, num_beams=beams)
-    else:
-        model, tokenizer = load_model(options.model if engine == "ours" else options.marian, dtype=dtype)
+def searching(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sentences: list[str], beams: int) -> Measure:
+    def run(some: list[str], tokens: int) -> None:
+        translate(model, tokenizer, some, num_beams=beams, max_tokens_per_batch=tokens)
 
-        def run() -> None:
-            translate(model, tokenizer, sentences, num_beams=beams)
+    return timed(run, sentences)
 
-    def measure() -> tuple[float, float]:
+
+def searching_with_ctranslate2(options, model, tokenizer, sentences: list[str], beams: int, dtype: str) -> Measure:
+    from hf_vanilla_transformer.ctranslate2_export import CTranslate2Engine, export_ctranslate2
+
+    folder = export_ctranslate2(model, tokenizer, Path(options.folder) / f"{os.getpid()}", dtype)
+    engine = CTranslate2Engine(folder, threads=options.threads)
+
+    def run(some: list[str], tokens: int) -> None:
+        engine.translate_nbest(some, num_beams=beams, max_tokens_per_batch=tokens)
+
+    return timed(run, sentences)
+
+
+def timed(run: Callable[[list[str], int], None], sentences: list[str]) -> Measure:
+    """With the best batch size, found on a part of the sentences."""
+
+    def measure(some: list[str], tokens: int) -> Round:
         started = time.perf_counter()
-        run()
-        return len(sentences), time.perf_counter() - started
+        run(some, tokens)
+        return {"work": len(some), "seconds": time.perf_counter() - started, "tokens": tokens}
+
+    part = sentences[:: max(1, len(sentences) // 400)]
+    run(part, BATCH_SIZES[0])  # whoever is first pays for what is made once
+    tokens = best(BATCH_SIZES, lambda size: measure(part, size))
+    return lambda number: measure(sentences, tokens)
+
+
+# ---- two processes ----
+
+
+def whole_run(options: argparse.Namespace, processes: int) -> Measure:
+    """Work: target tokens of an epoch of scripts/train.py."""
+    folder = Path(options.folder) / f"{os.getpid()}"
+    threads = max(1, options.threads // processes)
+    launcher = [sys.executable]
+    if processes > 1:
+        launcher += ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", str(processes)]
+        launcher += ["--num_cpu_threads_per_process", str(threads), "--num_machines", "1"]
+        launcher += ["--mixed_precision", "no", "--dynamo_backend", "no"]
+    flags = ["--dataset_name", options.dataset_name, "--source_lang", "en", "--target_lang", "de", "--use_cpu", "true"]
+    flags += ["--preset", TINY.preset, "--validation_split", "", "--eval_strategy", "no", "--save_strategy", "no"]
+    flags += ["--num_train_epochs", "1", "--max_train_samples", str(options.pairs or TINY.pairs), "--report_to", "none"]
+    flags += ["--max_tokens_per_batch", str(TINY.tokens // processes), "--logging_strategy", "no"]
+    flags += ["--disable_tqdm", "true"]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+
+    def measure(number: int) -> Round:
+        output = folder / str(number)
+        command = [*launcher, str(ROOT / "scripts" / "train.py"), *flags, "--output_dir", str(output)]
+        subprocess.run([*command, "--seed", str(number)], env=environment, check=True, stdout=subprocess.DEVNULL)
+        record = json.loads((output / "run.json").read_text(encoding="utf-8"))
+        return {"work": record["training"]["target_tokens"], "seconds": record["curve"][-1]["train_runtime"]}
 
     return measure
 
 
-# ---- taking turns ----
+# ---- sections ----
 
-ENGINES: dict[str, dict[str, tuple[Callable[..., Measure], tuple]]] = {
-    "machine": {dtype: (matrix_products, (dtype,)) for dtype in ("float32", "bfloat16")},
-    "training": {
-        f"{kind} {'bfloat16' if bf16 else 'float32'}": (training, (kind, bf16))
-        for kind in ("ours", "marian")
-        for bf16 in (False, True)
-    },
-    **{
-        f"translation, {beams} beam{'s' * (beams > 1)}": {
-            f"{engine} {dtype}": (translation, (engine, dtype, beams))
-            for engine, dtypes in {
-                "ours": ("float32", "bfloat16"),
-                "marian": ("float32", "bfloat16"),
-                "ctranslate2": ("float32", "int8"),
-            }.items()
-            for dtype in dtypes
-        }
-        for beams in (5, 1)
+MATRICES: Engines = {f"matrix products {dtype}": Engine(matrix_products, (dtype,)) for dtype in PRECISIONS}
+
+
+def trainers(shape: Shape) -> Engines:
+    names = [(name, dtype) for name in TRAINERS for dtype in PRECISIONS if (name, dtype) != ("joeynmt", "bfloat16")]
+    if not importlib.util.find_spec("joeynmt"):
+        names.remove(("joeynmt", "float32"))
+    return {f"{name} {dtype}": Engine(training, (shape, name, PRECISIONS[dtype])) for name, dtype in names}
+
+
+def steps(shape: Shape) -> Engines:
+    return {**MATRICES, **{f"ours {dtype}": Engine(our_step, (shape, bf16)) for dtype, bf16 in PRECISIONS.items()}}
+
+
+def memories(shape: Shape) -> Engines:
+    names = [(name, dtype) for name in ("ours", "marian") for dtype in PRECISIONS]
+    return {f"{name} {dtype}": Engine(step_memory, (shape, name, PRECISIONS[dtype])) for name, dtype in names}
+
+
+def translators(make: Callable[..., Measure], beams: int) -> Engines:
+    names = [(name, dtype) for name in ("ours", "marian") for dtype in PRECISIONS]
+    names += [("ctranslate2", "float32"), ("ctranslate2", "int8")]
+    return {f"{name} {dtype}": Engine(make, (name, dtype, beams)) for name, dtype in names}
+
+
+SHAPES = (TINY, BASE)
+SECTIONS: dict[str, Engines] = {
+    "machine": {**MATRICES, "memory copy": Engine(memory_copy)},
+    **{f"training, {shape.preset}": trainers(shape) for shape in SHAPES},
+    **{f"one step, {shape.preset}": steps(shape) for shape in SHAPES},
+    **{f"peak memory, {shape.preset}": memories(shape) for shape in SHAPES},
+    "translation, 5 beams": translators(translation, 5),
+    "translation, 1 beam": translators(translation, 1),
+    f"translation, paper-base, {LENGTH} tokens, 5 beams": translators(forced_translation, 5),
+    f"translation, paper-base, {LENGTH} tokens, 1 beam": translators(forced_translation, 1),
+    "two processes": {
+        "one process": Engine(whole_run, (1,)),
+        "two processes": Engine(whole_run, (2,)),
     },
 }
 
 
-def work(options: argparse.Namespace, make: Callable[..., Measure], arguments: tuple, pipe: Any) -> None:
-    """A process: prepares itself, then measures a round whenever it is asked to."""
-    import torch
-    from transformers.utils.logging import disable_progress_bar, set_verbosity_error
-
-    disable_progress_bar()
-    set_verbosity_error()
-    torch.set_num_threads(options.threads)
-    measure = make(options, *arguments)
-    pipe.send("ready")
-    while pipe.recv():
-        pipe.send(measure())
-
-
-def rates(options: argparse.Namespace, engines: dict[str, tuple]) -> dict[str, list[float]]:
-    """Work a second of each engine in each round; the engines take turns."""
-    context = multiprocessing.get_context("spawn")
-    pipes, processes = {}, []
-    for name, (make, arguments) in engines.items():
-        pipes[name], other = context.Pipe()
-        processes.append(context.Process(target=work, args=(options, make, arguments, other), daemon=True))
-        processes[-1].start()
-        other.close()  # or a process that ends too early would be waited for without end
-        pipes[name].recv()  # one after the other, so that a round is not measured while somebody prepares himself
-    found: dict[str, list[float]] = {name: [] for name in engines}
-    for _ in range(options.rounds + 1):
-        for name, pipe in pipes.items():
-            pipe.send(True)
-            done, seconds = pipe.recv()
-            found[name].append(done / seconds)
-    for pipe in pipes.values():
-        pipe.send(False)
-    return {name: values[1:] for name, values in found.items()}
-
-
-def table(sections: dict[str, dict[str, list[float]]]) -> str:
-    """Markdown: a row for each engine, with its ratio to the best of MarianMT."""
-    lines = ["| what | engine | median a second | least to greatest | × MarianMT |", "|---|---|---|---|---|"]
-    for section, engines in sections.items():
-        peers = [statistics.median(values) for name, values in engines.items() if name.startswith("marian")]
-        for name, values in engines.items():
-            median = statistics.median(values)
-            ratio = f"{median / max(peers):.2f}" if peers else ""
-            lines.append(f"| {section} | {name} | {median:,.4g} | {min(values):,.4g} to {max(values):,.4g} | {ratio} |")
-    return "\n".join(lines)
+def prepare(options: argparse.Namespace) -> None:
+    """Learn the vocabulary of 10,000 and encode the training text, once for all engines."""
+    words = ["--dataset_name", options.dataset_name, "--source_lang", "en", "--target_lang", "de"]
+    _, data, tokenizer, _ = parse_arguments([*words, "--vocab_size", "10000", "--validation_split", ""])
+    prepare_corpus(data, tokenizer, Path(options.folder) / "prepared")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__, SECTIONS, RESULT)
+    parser.epilog = "sections: " + "; ".join(SECTIONS)
     parser.add_argument("--dataset_name", required=True, help="a Multi30k folder")
-    parser.add_argument("--model", required=True, help="what scripts/train.py left")
-    parser.add_argument("--marian", required=True, help="what scripts/train_marian.py left")
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", nargs="+", choices=ENGINES, default=list(ENGINES), help="these sections; no record")
+    parser.add_argument("--model", help="what scripts/train.py left; for translation")
+    parser.add_argument("--marian", help="what scripts/train_marian.py left; for translation")
+    parser.add_argument("--pairs", type=int, help="so many in a round of training, for a trial")
+    parser.add_argument("--batch_tokens", type=int, help="of the Seq2SeqTrainers, instead of the best of three sizes")
     options = parser.parse_args()
-    from hf_vanilla_transformer.provenance import provenance
-
-    record: dict[str, Any] = {**provenance(), "threads": options.threads, "sections": {}}
-    with tempfile.TemporaryDirectory() as folder:
-        options.folder = folder
-        for section in options.only:
-            record["sections"][section] = rates(options, ENGINES[section])
-            print(table({section: record["sections"][section]}), flush=True)
-    if options.only == list(ENGINES):
-        RESULT.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    if not (options.model and options.marian) and {"translation, 5 beams", "translation, 1 beam"} & {*options.only}:
+        parser.error("translation needs --model and --marian")
+    with tempfile.TemporaryDirectory() as options.folder:
+        prepare(options)
+        measure_sections(options, SECTIONS)
     return 0
 
 

@@ -98,14 +98,105 @@ def defects() -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def speed() -> str:
-    """Ratios to the better of the two MarianMT, which was measured in the same run."""
-    lines = ["| what | engine | × MarianMT, median | least to greatest |", "|---|---|---|---|"]
-    for section, engines in result("benchmark")["sections"].items():
-        peers = [median(rates) for name, rates in engines.items() if name.startswith("marian")]
-        for name, rates in engines.items() if peers else ():
-            ratios = [rate / max(peers) for rate in rates]
-            lines.append(f"| {section} | {name} | {median(ratios):.2f} | {min(ratios):.2f} to {max(ratios):.2f} |")
+def rates(engines: dict[str, list[dict]], name: str) -> list[float]:
+    """Work a second of an engine of scripts/benchmark.py, round by round."""
+    return [round["work"] / round["seconds"] for round in engines[name]]
+
+
+def spread(values: list[float]) -> str:
+    """The median, and the least and the greatest, in two cells."""
+    return f"{median(values):.2f} | {min(values):.2f} to {max(values):.2f}"
+
+
+def speed(sections: dict[str, dict]) -> str:
+    """Training and translation: ratios to the better of the two MarianMT, which was measured in the same run."""
+    lines = ["| what | engine | × MarianMT, median | least to greatest | padding |", "|---|---|---|---|---|"]
+    for section in sections:
+        if not section.startswith(("training", "translation")):
+            continue
+        engines = sections[section]["engines"]
+        peer = max(median(rates(engines, name)) for name in engines if name.startswith("marian"))
+        for name, rounds in engines.items():
+            padding = f"{median(round['padding'] for round in rounds):.0%}" if "padding" in rounds[0] else ""
+            ratios = [rate / peer for rate in rates(engines, name)]
+            lines.append(f"| {section} | {name} | {spread(ratios)} | {padding} |")
+    if "two processes" in sections:
+        engines = sections["two processes"]["engines"]
+        alone = median(rates(engines, "one process"))
+        ratios = [rate / alone for rate in rates(engines, "two processes")]
+        lines += ["", "| what | × one process, median | least to greatest |", "|---|---|---|"]
+        lines.append(f"| training in two processes | {spread(ratios)} |")
+    return "\n".join(lines)
+
+
+def lower_bound(sections: dict[str, dict]) -> str:
+    """How many times as long as the machine needs for the matrix products of a training step it takes."""
+    lines = ["| training step | precision | × its matrix products | × the products in the faster precision |"]
+    lines.append("|---|---|---|---|")
+    for section in sections:
+        if not section.startswith("one step"):
+            continue
+        engines = sections[section]["engines"]
+        machine = {name.split()[-1]: median(rates(engines, name)) for name in engines if name.startswith("matrix")}
+        for dtype, products in machine.items():
+            ours = median(rates(engines, f"ours {dtype}"))
+            shape = section.removeprefix("one step, ")
+            lines.append(f"| `{shape}` | {dtype} | {products / ours:.1f} | {max(machine.values()) / ours:.1f} |")
+    return "\n".join(lines)
+
+
+def memory(sections: dict[str, dict]) -> str:
+    """What a training step takes, as a share of what the better of the two MarianMT takes."""
+    lines = [
+        "| peak memory of a training step | engine | × MarianMT, median | least to greatest |",
+        "|---|---|---|---|",
+    ]
+    for section in sections:
+        if not section.startswith("peak memory"):
+            continue
+        taken = {name: [r["bytes"] for r in rounds] for name, rounds in sections[section]["engines"].items()}
+        peer = min(median(values) for name, values in taken.items() if name.startswith("marian"))
+        for name, values in taken.items():
+            shape = section.removeprefix("peak memory, ")
+            lines.append(f"| `{shape}` | {name} | {spread([value / peer for value in values])} |")
+    return "\n".join(lines)
+
+
+def scaling(sections: dict[str, dict]) -> str:
+    """A table for each curve of scripts/scaling.py, relative to its first point."""
+    tables = []
+    for section, measured in sections.items():
+        engines = measured["engines"]
+        precisions, points = ([*dict.fromkeys(column)] for column in zip(*map(str.split, engines), strict=True))
+        lines = [f"| {section} | {' | '.join(f'{int(point):,}' for point in points)} |", "|---|" + "---|" * len(points)]
+        for quantity, what in (("seconds", "time"), ("bytes", "memory")):
+            for dtype in precisions:
+                values = [median(round[quantity] for round in engines[f"{dtype} {point}"]) for point in points]
+                cells = " | ".join(f"{value / values[0]:.2f}" for value in values)
+                lines.append(f"| {what}, {dtype} | {cells} |")
+        tables.append("\n".join(lines))
+    return "\n\n".join(tables)
+
+
+def differences(one: list[float], other: list[float]) -> list[float]:
+    """Of two curves, at each of their points."""
+    return [abs(a - b) for a, b in zip(one, other, strict=True)]
+
+
+def loss_curves(sections: dict[str, dict]) -> str:
+    """One row for each run of scripts/loss_curves.py: how far its training losses are from those of the plain runs."""
+    plain = [name for name in sections if name.startswith("plain")]
+    heads = [f"from {name}: largest | mean" for name in plain]
+    lines = [f"| run | {' | '.join(heads)} | without dropout: largest | validation loss |"]
+    lines.append("|---|" + "---|" * (2 * len(plain) + 2))
+    for name, run in sections.items():
+        cells = [name]
+        for other in plain:
+            apart = differences(run["curve"], sections[other]["curve"])
+            cells += ["", ""] if other == name else [f"{max(apart):.3f}", f"{mean(apart):.3f}"]
+        still = max(differences(run["without_dropout"], sections[plain[0]]["without_dropout"]))
+        cells += ["" if name == plain[0] else f"{still:.0e}", f"{run['validation_loss']:.3f}"]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -115,7 +206,10 @@ SECTIONS = {
     "backends": lambda: backends(result("attention_backends")["rows"]),
     "common tests": common_tests,
     "defects": defects,
-    "speed": speed,
+    "speed": lambda: speed(result("benchmark")["sections"]),
+    "lower bound": lambda: lower_bound(result("benchmark")["sections"]),
+    "memory": lambda: memory(result("benchmark")["sections"]),
+    "scaling": lambda: scaling(result("scaling")["sections"]),
 }
 
 

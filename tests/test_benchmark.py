@@ -1,51 +1,191 @@
-"""scripts/benchmark.py: taking turns, and the table; the figures themselves are no test."""
+"""scripts/benchmark.py and scripts/scaling.py: what they count, and their tables; figures are no test."""
 
 import argparse
-import importlib.util
-import subprocess
-import sys
+import importlib
+import json
+import operator
 from pathlib import Path
 
 import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 
 
-@pytest.fixture(scope="module")
-def benchmark():
-    path = Path(__file__).resolve().parents[1] / "scripts" / "benchmark.py"
-    specification = importlib.util.spec_from_file_location("benchmark_script", path)
-    module = sys.modules["benchmark_script"] = importlib.util.module_from_spec(specification)  # spawn finds it by name
-    specification.loader.exec_module(module)
-    return module
+@pytest.fixture
+def script(monkeypatch):
+    monkeypatch.syspath_prepend(SCRIPTS)
+    return importlib.import_module
 
 
-def test_the_table_names_the_ratio_to_the_best_marian(benchmark):
-    training = {"ours float32": [6.0, 9.0, 30.0], "marian float32": [1.0, 2.0, 3.0], "marian bfloat16": [3.0, 3.0, 4.0]}
-    lines = benchmark.table({"training": training, "machine": {"float32": [5e9]}}).splitlines()
-    assert lines[2:] == [
-        "| training | ours float32 | 9 | 6 to 30 | 3.00 |",
-        "| training | marian float32 | 2 | 1 to 3 | 0.67 |",
-        "| training | marian bfloat16 | 3 | 3 to 4 | 1.00 |",
-        "| machine | float32 | 5e+09 | 5e+09 to 5e+09 |  |",
+def rounds(*rates: float, **facts: float) -> list[dict]:
+    return [{"work": 2 * rate, "seconds": 2.0, **facts} for rate in rates]
+
+
+def section(**engines: list[dict]) -> dict:
+    return {"engines": {name.replace("_", " "): found for name, found in engines.items()}}
+
+
+def test_speed_is_relative_to_the_best_marian(script):
+    training = section(
+        ours_float32=rounds(6, 9, 30, padding=0.014),
+        marian_float32=rounds(1, 2, 3, padding=0.25),
+        marian_bfloat16=rounds(3, 3, 4, padding=0.25),
+    )
+    processes = section(one_process=rounds(10, 20), two_processes=rounds(15, 30))
+    sections = {"machine": section(memory_copy=rounds(9)), "training, x": training, "two processes": processes}
+    lines = script("results_table").speed(sections).splitlines()
+    assert lines[2:5] == [
+        "| training, x | ours float32 | 3.00 | 2.00 to 10.00 | 1% |",
+        "| training, x | marian float32 | 0.67 | 0.33 to 1.00 | 25% |",
+        "| training, x | marian bfloat16 | 1.00 | 1.00 to 1.33 | 25% |",
+    ]
+    assert lines[-1] == "| training in two processes | 1.50 | 1.00 to 2.00 |"
+
+
+def test_the_lower_bound_is_that_of_the_machine(script):
+    step = section(
+        matrix_products_float32=rounds(100, 120, 110),
+        matrix_products_bfloat16=rounds(220),
+        ours_float32=rounds(55),
+        ours_bfloat16=rounds(88),
+    )
+    lines = script("results_table").lower_bound({"one step, x": step}).splitlines()
+    assert lines[2:] == ["| `x` | float32 | 2.0 | 4.0 |", "| `x` | bfloat16 | 2.5 | 2.5 |"]
+
+
+def test_memory_is_a_share_of_the_better_marian(script):
+    taken = {"ours float32": [1, 2, 3], "marian float32": [8, 8, 8], "marian bfloat16": [4, 4, 4]}
+    step = {"engines": {name: [{"bytes": value} for value in values] for name, values in taken.items()}}
+    lines = script("results_table").memory({"peak memory, x": step}).splitlines()
+    assert lines[2] == "| `x` | ours float32 | 0.50 | 0.25 to 0.75 |"
+    assert lines[4] == "| `x` | marian bfloat16 | 1.00 | 1.00 to 1.00 |"
+
+
+def test_curves_are_relative_to_their_first_point(script):
+    engines = {
+        f"{dtype} {length}": [{"seconds": seconds * factor, "bytes": 7 * length}]
+        for dtype, factor in (("float32", 1), ("bfloat16", 3))
+        for length, seconds in ((32, 2.0), (2048, 5.0))
+    }
+    assert script("results_table").scaling({"sequence length": {"engines": engines}}).splitlines() == [
+        "| sequence length | 32 | 2,048 |",
+        "|---|---|---|",
+        "| time, float32 | 1.00 | 2.50 |",
+        "| time, bfloat16 | 1.00 | 2.50 |",
+        "| memory, float32 | 1.00 | 64.00 |",
+        "| memory, bfloat16 | 1.00 | 64.00 |",
     ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("engine", "work"), [("ours float32", 1000), ("marian float32", 1000)])
-def test_training_counts_target_tokens(benchmark, engine, work, shared_data, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(Path(benchmark.__file__).parent)
-    monkeypatch.setattr(benchmark, "STEPS", 2)
-    options = argparse.Namespace(dataset_name=str(shared_data / "multi30k"), folder=tmp_path)
-    make, arguments = benchmark.ENGINES["training"][engine]
-    tokens, seconds = make(options, *arguments)()
-    assert tokens > work
-    assert seconds > 0
+def test_a_section_is_merged_into_the_record(script, tmp_path):
+    merge = script("taking_turns").merge
+    for name, value in (("one", 1), ("two", 2), ("one", 3)):
+        merge(tmp_path / "record.json", name, {"engines": value})
+    record = json.loads((tmp_path / "record.json").read_text(encoding="utf-8"))
+    assert record == {"sections": {"one": {"engines": 3}, "two": {"engines": 2}}}
 
 
-@pytest.mark.slow
-def test_an_engine_that_fails_ends_the_run(tmp_path):
+def test_the_clock_leaves_out_the_first_step(script):
+    clock = script("trainers").StepClock(lambda examples: examples)
+    for tokens in (5, 3, 2):
+        source, labels = torch.full((2, 4), 1), torch.full((2, 3), -100)
+        source.flatten()[:tokens], labels.flatten()[:tokens] = 7, 7
+        clock({"input_ids": source, "labels": labels})
+        clock.on_step_end()
+    clock({"input_ids": source, "labels": labels})  # read ahead, no step
+    found = clock.round()
+    assert found["work"] == 3 + 2
+    assert found["steps"] == 2
+    assert found["padding"] == pytest.approx(1 - 2 * (3 + 2) / (2 * 14))
+    assert found["seconds"] == clock.ends[2] - clock.ends[0]
+
+
+def test_the_best_batch_size_does_the_most_in_a_second(script):
+    def measure(size: int) -> dict:
+        return {"work": size, "seconds": {1: 2.0, 2: 1.0, 3: 2.0}[size]}
+
+    assert script("taking_turns").best([1, 2, 3], measure) == 2
+
+
+def test_operations_of_a_step_are_those_that_pytorch_counts(script):
+    """Of MarianMT, which computes the same products; padded targets are projected there, so there are none."""
+    trainers = script("trainers")
+    config = trainers.VanillaTransformerConfig.preset("test", vocab_size=70)
+    batch = trainers.random_batch(config, 3, 6)
+    batch["labels"] = batch["labels"][:, :5]
+    model = trainers.marian_like(config)
+    model.set_attn_implementation("eager")
+    with FlopCounterMode(display=False) as counter:
+        trainers.training_step(model, bf16=False)(batch)
+    assert trainers.step_operations(config, batch) == counter.get_total_flops()
+
+
+def test_peak_memory_is_what_is_taken_at_once(script):
+    size = 2**26
+
+    def run() -> None:
+        for _ in range(3):
+            torch.ones(size, dtype=torch.uint8)
+
+    taken = script("taking_turns").peak_memory(run)
+    assert taken == pytest.approx(size, rel=0.1)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_models_with_random_weights_write_as_many_tokens_as_asked_for(script, beams):
+    trainers, never_ending = script("trainers"), script("benchmark").never_ending
+    config = trainers.VanillaTransformerConfig.preset("test", vocab_size=50, lm_head_bias=True)
+    for model in (trainers.VanillaTransformerForConditionalGeneration(config), trainers.marian_like(config)):
+        source = torch.randint(4, 50, (5, 7))
+        written = never_ending(model, 9).eval().generate(source, num_beams=beams)
+        assert written.shape == (5, 10)
+        assert not (written == config.eos_token_id).any()
+
+
+def test_the_transformer_of_torch_sees_no_padding_and_no_later_words(script):
+    trainers = script("trainers")
+    config = trainers.VanillaTransformerConfig.preset("test", vocab_size=50)
+    model = trainers.TorchTransformer(config).eval()
+    batch = trainers.random_batch(config, 2, 6)
+    source, labels = batch["input_ids"], batch["labels"]
+    logits = model(source, labels)
+    padded = torch.cat([source, torch.full((2, 3), config.pad_token_id)], dim=1)
+    torch.testing.assert_close(model(padded, labels), logits)
+    later = labels.clone()
+    later[:, 3:] = 5
+    changed = model(source, later)
+    torch.testing.assert_close(changed[:, :4], logits[:, :4])
+    assert not torch.allclose(changed[:, 4:], logits[:, 4:])
+
+
+def test_an_engine_that_fails_ends_the_run(script):
     """It is not waited for."""
-    script = Path(__file__).resolve().parents[1] / "scripts" / "benchmark.py"
-    missing = ["--dataset_name", str(tmp_path / "nowhere"), "--model", "x", "--marian", "y"]
-    done = subprocess.run([sys.executable, script, *missing, "--only", "training"], capture_output=True, timeout=120)
-    assert done.returncode == 1
-    assert b"nowhere" in done.stderr
+    turns = script("taking_turns")
+    options = argparse.Namespace(threads=1, rounds=1)
+    with pytest.raises(EOFError):
+        turns.take_turns(options, {"fails": turns.Engine(operator.truediv, (0,))})
+
+
+@pytest.mark.slow
+def test_the_round_that_warms_up_is_not_kept(script):
+    turns, benchmark = script("taking_turns"), script("benchmark")
+    options = argparse.Namespace(threads=1, rounds=2)
+    found = turns.take_turns(options, {"copy": turns.Engine(benchmark.memory_copy)})
+    assert len(found["copy"]) == 2
+    assert all(turns.rate(round) > 1e8 for round in found["copy"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trainer", ["ours", "ours, plain Seq2SeqTrainer", "marian", "torch.nn.Transformer"])
+def test_training_counts_target_tokens(script, trainer, shared_data, tmp_path):
+    benchmark = script("benchmark")
+    options = argparse.Namespace(
+        dataset_name=str(shared_data / "multi30k"), folder=tmp_path, pairs=400, batch_tokens=1024
+    )
+    benchmark.prepare(options)
+    found = benchmark.training(options, benchmark.TINY._replace(tokens=1024), trainer, False)(1)
+    assert 1000 < found["work"] < 400 * 20
+    assert found["seconds"] > 0
+    assert 0 < found["padding"] < 0.5

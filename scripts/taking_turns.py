@@ -1,0 +1,137 @@
+"""How things are measured side by side: engines in processes of their own take turns, round by round.
+
+What scripts/benchmark.py and scripts/scaling.py have in common.
+"""
+
+import argparse
+import ctypes
+import json
+import logging
+import multiprocessing
+import os
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+import torch
+from transformers.utils.logging import disable_progress_bar, set_verbosity_error
+
+from hf_vanilla_transformer.provenance import provenance
+
+Round = dict[str, float]  # "work" done in "seconds", or "bytes" taken; and facts about it
+Measure = Callable[[int], Round]  # one round, from its number
+
+
+class Engine(NamedTuple):
+    """`make(options, *arguments)` prepares the engine in its process and returns what measures a round."""
+
+    make: Callable[..., Measure]
+    arguments: tuple = ()
+
+
+Engines = dict[str, Engine]
+
+
+def work(options: argparse.Namespace, engine: Engine, pipe: Connection) -> None:
+    """A process: prepares itself, then measures a round whenever it gets the number of one."""
+    disable_progress_bar()
+    set_verbosity_error()
+    logging.disable(logging.ERROR)
+    torch.set_num_threads(options.threads)
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):  # trainers talk
+        measure = engine.make(options, *engine.arguments)
+        pipe.send("ready")
+        while (number := pipe.recv()) is not None:
+            pipe.send(measure(number))
+
+
+def start(options: argparse.Namespace, engine: Engine) -> Connection:
+    context = multiprocessing.get_context("spawn")
+    pipe, other = context.Pipe()
+    context.Process(target=work, args=(options, engine, other), daemon=True).start()
+    other.close()  # or a process that ends too early would be waited for without end
+    pipe.recv()  # one after the other, so that a round is not measured while somebody prepares himself
+    return pipe
+
+
+def take_turns(options: argparse.Namespace, engines: Engines) -> dict[str, list[Round]]:
+    """Every round of each engine but the first, which is for warming up."""
+    pipes = {name: start(options, engine) for name, engine in engines.items()}
+    found: dict[str, list[Round]] = {name: [] for name in engines}
+    for number in range(options.rounds + 1):
+        for name, pipe in pipes.items():
+            pipe.send(number)
+            found[name].append(pipe.recv())
+    for pipe in pipes.values():
+        pipe.send(None)
+    return {name: rounds[1:] for name, rounds in found.items()}
+
+
+def in_fresh_processes(options: argparse.Namespace, engines: Engines) -> dict[str, list[Round]]:
+    """Every round in a process of its own, without warming up."""
+    found: dict[str, list[Round]] = {name: [] for name in engines}
+    for number in range(options.rounds):
+        for name, engine in engines.items():
+            pipe = start(options, engine)
+            pipe.send(number)
+            found[name].append(pipe.recv())
+            pipe.send(None)
+    return found
+
+
+def rate(round: Round) -> float:
+    """What a round is compared by: work a second, or bytes."""
+    return round["work"] / round["seconds"] if "seconds" in round else round["bytes"]
+
+
+def measure_sections(options: argparse.Namespace, sections: dict[str, Engines]) -> None:
+    """Measure what `options.only` names; what is finished goes into `options.result`, each section by itself."""
+    for section in options.only:
+        origin = provenance()  # now: the source tree may change while this runs
+        run = in_fresh_processes if section.startswith("peak memory") else take_turns
+        found = run(options, sections[section])
+        for name, rounds in found.items():
+            rates = [rate(round) for round in rounds]
+            print(f"{section}: {name}: {median(rates):,.4g} ({min(rates):,.4g} to {max(rates):,.4g})", flush=True)
+        merge(options.result, section, {**origin, "threads": options.threads, "engines": found})
+
+
+def merge(result: Path, section: str, measured: dict) -> None:
+    """Put one section into the record, with its own commit and date; the others stay."""
+    record = json.loads(result.read_text(encoding="utf-8")) if result.exists() else {"sections": {}}
+    record["sections"][section] = measured
+    result.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def best(sizes: Sequence[int], measure: Callable[[int], Round]) -> int:
+    """The batch size with which the most is done in a second."""
+    if len(sizes) == 1:
+        return sizes[0]
+    rates = {size: rate(measure(size)) for size in sizes}
+    return max(rates, key=rates.get)
+
+
+def peak_memory(run: Callable[[], None]) -> int:
+    """How far resident memory rises while `run` runs (Linux)."""
+    ctypes.CDLL(None).malloc_trim(0)  # or the allocator would hand out what an earlier step has given back
+    before = resident_memory("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    run()
+    return resident_memory("VmHWM") - before
+
+
+def resident_memory(name: str) -> int:
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(lines[name].split()[0]) * 1024
+
+
+def argument_parser(description: str, sections: dict[str, Engines], result: Path) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", nargs="+", choices=sections, default=list(sections), metavar="SECTION")
+    parser.add_argument("--result", type=Path, default=result, help="the file that the sections are merged into")
+    return parser
