@@ -17,6 +17,7 @@ from hf_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     modeling_vanilla_transformer,
 )
+from hf_vanilla_transformer import beam_search as searches
 from hf_vanilla_transformer.beam_search import SharedHistory, largest
 from hf_vanilla_transformer.publishing import _code_travels
 from hf_vanilla_transformer.search import LENGTH_PENALTY_TYPES, WuLengthPenalty, length_penalty_of_type
@@ -689,6 +690,20 @@ class TestOwnBeamSearch:
         assert [rows // memory for rows, memory in sentences[1:]] == [4] * (len(sentences) - 1)
         alone = [model.generate(row[None], num_beams=4, max_length=20) for row in source]
         assert without_padding(together) == [without_padding(ids)[0] for ids in alone]
+
+    @pytest.mark.parametrize("num_beams", [1, 4])
+    def test_what_all_steps_read_is_converted_once(self, num_beams, monkeypatch):
+        """bfloat16 on a CPU, where attention computes in float32: the same as if every step converted it."""
+        model, caches = copy.deepcopy(model_of(attn_implementation="sdpa")).bfloat16(), []
+        original = searches._empty_cache
+        monkeypatch.setattr(searches, "_empty_cache", lambda model: caches.append(original(model)) or caches[-1])
+        found = model.generate(SOURCE, num_beams=num_beams, max_length=12)
+        halves = caches[0].self_attention_cache.layers[0].buffers[0], caches[0].cross_attention_cache.layers[0].keys
+        assert [half.dtype for half in halves] == [torch.float32] * 2
+        plain = {"return_dict_in_generate": True, "output_scores": True}
+        expected = model.generate(SOURCE, num_beams=num_beams, max_length=12, **plain)
+        assert found.tolist() == expected.sequences.tolist()
+        assert len(caches) == 1
 
     @pytest.mark.parametrize("vocabulary", [37, 1000, 1009, 1280])
     def test_largest(self, vocabulary):

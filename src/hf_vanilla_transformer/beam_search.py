@@ -29,11 +29,13 @@ LEAVERS = 1 / 8  # the share of finished sentences at which making the batch sma
 class SharedHistory(DynamicLayer):
     """Keys and values of one decoder layer, (A, H, P, head size): the K beams of a sentence side by side.
 
-    They are appended and never moved. Memory is taken for `steps` tokens at once.
+    They are appended and never moved. Memory is taken for `steps` tokens at once. `dtype` is that in which they are
+    kept; None means as they come.
     """
 
-    def __init__(self, steps: int = 16):
+    def __init__(self, dtype: torch.dtype | None = None, steps: int = 16):
         super().__init__()
+        self.kept_dtype = dtype
         self.steps = steps
         self.places = 0  # P
         self.length = 0  # tokens of each beam
@@ -43,7 +45,8 @@ class SharedHistory(DynamicLayer):
         """Append (A, H, T, head size), which all beams share, or (A * K, H, 1, head size); returns all of it."""
         sentences = self.buffers[0].shape[0] if self.buffers else key_states.shape[0]
         new = [
-            states.unflatten(0, (sentences, -1)).transpose(1, 2).flatten(2, 3) for states in (key_states, value_states)
+            states.unflatten(0, (sentences, -1)).transpose(1, 2).flatten(2, 3).to(self.kept_dtype or states.dtype)
+            for states in (key_states, value_states)
         ]
         end = self.places + new[0].shape[2]
         if not self.buffers or end > self.buffers[0].shape[2]:
@@ -67,6 +70,14 @@ class SharedHistory(DynamicLayer):
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep these sentences."""
         self.buffers = [buffer[indices] for buffer in self.buffers]
+
+
+class Float32Layer(DynamicLayer):
+    """Keys and values of the source, in float32."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Append (B, H, S, head size); returns all of it."""
+        return super().update(key_states.float(), value_states.float(), *args, **kwargs)
 
 
 def beam_search_applies(
@@ -138,7 +149,7 @@ def greedy_search(
         token ids (B, T).
     """
     memory, memory_mask = model_kwargs["encoder_outputs"][0], model_kwargs.get("attention_mask")
-    cache = _empty_cache(model.config)
+    cache = _empty_cache(model)
     rows = torch.arange(len(prompt), device=prompt.device)  # (A), the place of each sentence in the input
     is_live = torch.ones_like(rows, dtype=torch.bool)  # (A), whether it goes on
     size = (len(prompt), generation_config.max_length)
@@ -158,9 +169,14 @@ def greedy_search(
     return sequences[:, :length]
 
 
-def _empty_cache(config: PreTrainedConfig) -> EncoderDecoderCache:
-    layers = [SharedHistory() for _ in range(config.decoder_layers)]
-    return EncoderDecoderCache(Cache(layers=layers), DynamicCache())
+def _empty_cache(model: nn.Module) -> EncoderDecoderCache:
+    """On CPUs `sdpa` computes in float32 whatever comes in: what all steps read is converted once."""
+    computes_in_float32 = model.device.type == "cpu" and model.config._attn_implementation == "sdpa"
+    wide = computes_in_float32 and model.dtype == torch.bfloat16
+    numbers = range(model.config.decoder_layers)
+    history = [SharedHistory(torch.float32 if wide else None) for _ in numbers]
+    source = Cache(layers=[Float32Layer() for _ in numbers]) if wide else DynamicCache()
+    return EncoderDecoderCache(Cache(layers=history), source)
 
 
 def _forward(
@@ -234,7 +250,7 @@ class _Search:
         self.kept = _candidates(generation_config)
         self.memory = model_kwargs["encoder_outputs"][0]
         self.memory_mask = model_kwargs.get("attention_mask")
-        self.cache = _empty_cache(model.config)
+        self.cache = _empty_cache(model)
 
         sentences, device = prompt.shape[0], prompt.device
         size = (sentences, self.beams)
