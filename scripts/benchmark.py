@@ -46,7 +46,17 @@ from hf_vanilla_transformer.batching import PairCollator, TokenBatchSampler, Tra
 from hf_vanilla_transformer.corpus import read_pairs
 from hf_vanilla_transformer.preparation import prepare_corpus, token_lengths
 from hf_vanilla_transformer.translation import load_model, translate
-from taking_turns import Engine, Engines, Measure, Round, argument_parser, best, measure_sections, peak_memory
+from taking_turns import (
+    Engine,
+    Engines,
+    Measure,
+    Round,
+    argument_parser,
+    best,
+    give_memory_back,
+    measure_sections,
+    peak_memory,
+)
 from train_marian import marian_like
 from trainers import (
     BASE,
@@ -110,6 +120,7 @@ def training(options: argparse.Namespace, shape: Shape, trainer: str, bf16: bool
         set_seed(number)
         folder = Path(options.folder) / f"{os.getpid()}"
         round = TRAINERS[trainer](folder, corpus.tokenizer, config, corpus.train.select(rows), tokens, bf16)
+        give_memory_back()  # nine trainers wait side by side
         return {**round, "tokens": tokens}
 
     tokens = shape.tokens

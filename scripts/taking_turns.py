@@ -5,6 +5,7 @@ What scripts/benchmark.py and scripts/scaling.py have in common.
 
 import argparse
 import ctypes
+import gc
 import json
 import logging
 import multiprocessing
@@ -116,11 +117,17 @@ def best(sizes: Sequence[int], measure: Callable[[int], Round]) -> int:
 
 def peak_memory(run: Callable[[], None]) -> int:
     """How far resident memory rises while `run` runs (Linux)."""
-    ctypes.CDLL(None).malloc_trim(0)  # or the allocator would hand out what an earlier step has given back
+    give_memory_back()  # or the allocator would hand out what an earlier step has left
     before = resident_memory("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
     run()
     return resident_memory("VmHWM") - before
+
+
+def give_memory_back() -> None:
+    """To the operating system (Linux): what nobody refers to, and what the allocator keeps for later."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
 
 
 def resident_memory(name: str) -> int:
