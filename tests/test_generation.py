@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import nn
 from transformers import GenerationConfig, dynamic_module_utils
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 from transformers.modeling_outputs import BaseModelOutput
 
 from hf_vanilla_transformer import (
@@ -808,6 +810,49 @@ class TestOwnGreedySearch:
         monkeypatch.setattr(modeling_vanilla_transformer, "greedy_search", None)
         found = model_of(attn_implementation="eager").generate(SOURCE, max_length=6, **options)
         assert len(getattr(found, "sequences", found)) == 3
+
+
+class Prepared(VanillaTransformerForConditionalGeneration):
+    """Somebody's model with inputs of its own at every step, as an adapter may have them."""
+
+    def prepare_inputs_for_generation(self, *args, **kwargs):
+        self.calls = getattr(self, "calls", 0) + 1
+        return super().prepare_inputs_for_generation(*args, **kwargs)
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+class TestWhatCallersBringAlong:
+    """Neither of our searches may pass over it."""
+
+    def test_a_maximal_length(self, num_beams):
+        criteria = [MaxLengthCriteria(5)]
+        found = model_of().generate(SOURCE, num_beams=num_beams, max_length=12, stopping_criteria=criteria)
+        assert found.shape[1] <= 5
+
+    def test_an_end(self, num_beams, monkeypatch):
+        for name in ("beam_search", "greedy_search"):
+            monkeypatch.setattr(modeling_vanilla_transformer, name, None)
+        criteria = [EosTokenCriteria(torch.tensor([EOS, 5]))]
+        assert len(model_of().generate(SOURCE, num_beams=num_beams, max_length=6, stopping_criteria=criteria)) == 3
+
+    def test_a_cache(self, num_beams):
+        cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        model_of().generate(SOURCE, num_beams=num_beams, max_length=6, past_key_values=cache)
+        assert cache.get_seq_length() > 0
+
+    def test_several_beginnings_for_one_source(self, num_beams):
+        if num_beams > 1:
+            pytest.skip("transformers' beam search asks for as many sources as beginnings")
+        beginnings = torch.tensor([[BOS, 5], [BOS, 6], [BOS, 7]])
+        model, memory = model_of(), SOURCE[:1]
+        found = model.generate(memory, decoder_input_ids=beginnings, max_length=12)
+        alone = [model.generate(memory, decoder_input_ids=row[None], max_length=12) for row in beginnings]
+        assert without_padding(found) == [without_padding(ids)[0] for ids in alone]
+
+    def test_inputs_of_their_own(self, num_beams):
+        model = Prepared(model_of().config)
+        model.generate(SOURCE, num_beams=num_beams, max_length=6)
+        assert model.calls > 0
 
 
 class TestLengthPenalty:

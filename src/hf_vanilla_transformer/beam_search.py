@@ -29,13 +29,12 @@ LEAVERS = 1 / 8  # the share of finished sentences at which making the batch sma
 class SharedHistory(DynamicLayer):
     """Keys and values of one decoder layer, (A, H, P, head size): the K beams of a sentence side by side.
 
-    They are appended and never moved. Memory is taken for `steps` tokens at once. `dtype` is that in which they are
-    kept; None means as they come.
+    They are appended and never moved. Memory is taken for `steps` tokens at once.
     """
 
-    def __init__(self, dtype: torch.dtype | None = None, steps: int = 16):
+    def __init__(self, for_sdpa: bool = False, steps: int = 16):
         super().__init__()
-        self.kept_dtype = dtype
+        self.for_sdpa = for_sdpa
         self.steps = steps
         self.places = 0  # P
         self.length = 0  # tokens of each beam
@@ -45,8 +44,8 @@ class SharedHistory(DynamicLayer):
         """Append (A, H, T, head size), which all beams share, or (A * K, H, 1, head size); returns all of it."""
         sentences = self.buffers[0].shape[0] if self.buffers else key_states.shape[0]
         new = [
-            states.unflatten(0, (sentences, -1)).transpose(1, 2).flatten(2, 3).to(self.kept_dtype or states.dtype)
-            for states in (key_states, value_states)
+            states.unflatten(0, (sentences, -1)).transpose(1, 2).flatten(2, 3)
+            for states in _as_read(self.for_sdpa, key_states, value_states)
         ]
         end = self.places + new[0].shape[2]
         if not self.buffers or end > self.buffers[0].shape[2]:
@@ -72,12 +71,22 @@ class SharedHistory(DynamicLayer):
         self.buffers = [buffer[indices] for buffer in self.buffers]
 
 
-class Float32Layer(DynamicLayer):
-    """Keys and values of the source, in float32."""
+class SourceLayer(DynamicLayer):
+    """Keys and values of the source, (A, H, S, head size)."""
+
+    def __init__(self, for_sdpa: bool):
+        super().__init__()
+        self.for_sdpa = for_sdpa
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append (B, H, S, head size); returns all of it."""
-        return super().update(key_states.float(), value_states.float(), *args, **kwargs)
+        return super().update(*_as_read(self.for_sdpa, key_states, value_states), *args, **kwargs)
+
+
+def _as_read(for_sdpa: bool, *states: Tensor) -> list[Tensor]:
+    """On CPUs `sdpa` computes in float32 whatever comes in: what all steps read is converted once."""
+    wide = for_sdpa and states[0].device.type == "cpu" and states[0].dtype == torch.bfloat16
+    return [tensor.float() if wide else tensor for tensor in states]
 
 
 def beam_search_applies(
@@ -86,21 +95,36 @@ def beam_search_applies(
     processors: Sequence[Any],
     criteria: Sequence[Any],
     model_kwargs: dict[str, Any],
+    rows: int,
 ) -> bool:
-    """Whether this search can do what `generate()` asks for; what it cannot do is left to transformers."""
+    """Whether the searches here can do what `generate()` asks for; what they cannot do is left to transformers.
+
+    Args:
+        rows: B * K, of the prompt.
+    """
     wanted = (config.output_scores, config.output_logits, config.output_attentions, config.output_hidden_states)
     cache = model_kwargs.get("past_key_values")
     return (
         not config.do_sample
         and not (config.return_dict_in_generate and any(wanted))
         and not processors
-        and all(type(criterion) in (MaxLengthCriteria, EosTokenCriteria) for criterion in criteria)
         and config._eos_token_tensor is not None
+        and all(_says_what_is_configured(criterion, config) for criterion in criteria)
         and _candidates(config) <= model_config.vocab_size
         and isinstance(cache, EncoderDecoderCache)
         and type(cache.self_attention_cache) is DynamicCache
-        and cache.get_seq_length() == 0
+        and not getattr(cache, "_is_user_defined", False)  # or the caller would find it empty
+        and len(model_kwargs["encoder_outputs"][0]) * config.num_beams == rows
         and model_kwargs.get("decoder_attention_mask") is None
+    )
+
+
+def _says_what_is_configured(criterion: Any, config: GenerationConfig) -> bool:
+    """Callers may bring a criterion of their own, which transformers obeys instead."""
+    if type(criterion) is MaxLengthCriteria:
+        return criterion.max_length == config.max_length
+    return type(criterion) is EosTokenCriteria and torch.equal(
+        criterion.eos_token_id.cpu(), config._eos_token_tensor.cpu()
     )
 
 
@@ -149,34 +173,31 @@ def greedy_search(
         token ids (B, T).
     """
     memory, memory_mask = model_kwargs["encoder_outputs"][0], model_kwargs.get("attention_mask")
-    cache = _empty_cache(model)
+    cache = _empty_cache(model.config)
     rows = torch.arange(len(prompt), device=prompt.device)  # (A), the place of each sentence in the input
     is_live = torch.ones_like(rows, dtype=torch.bool)  # (A), whether it goes on
-    size = (len(prompt), generation_config.max_length)
-    sequences = torch.full(size, int(generation_config._pad_token_tensor), dtype=prompt.dtype, device=prompt.device)
-    tokens, length = prompt, prompt.shape[1]
-    sequences[:, :length] = prompt
-    while is_live.any() and length < generation_config.max_length:
-        if is_live.sum() <= (1 - LEAVERS) * len(rows):
+    columns, tokens, length = [prompt], prompt, prompt.shape[1]
+    live = len(rows)
+    while live and length < generation_config.max_length:
+        if live <= (1 - LEAVERS) * len(rows):
             rows, tokens, memory = rows[is_live], tokens[is_live], memory[is_live]
             memory_mask = None if memory_mask is None else memory_mask[is_live]
             _select(cache, is_live.nonzero()[:, 0])
             is_live = is_live[is_live]
         tokens = _forward(model, tokens, None, memory, memory_mask, cache).argmax(dim=-1, keepdim=True)
-        sequences[rows[is_live], length] = tokens[is_live, 0]
+        column = prompt.new_full((len(prompt),), int(generation_config._pad_token_tensor))
+        columns.append(column.index_copy_(0, rows, tokens[:, 0].to(prompt.dtype).where(is_live, column[0]))[:, None])
         is_live &= ~torch.isin(tokens[:, 0], generation_config._eos_token_tensor)
-        length += 1
-    return sequences[:, :length]
+        live, length = int(is_live.sum()), length + 1
+    return torch.cat(columns, dim=1)
 
 
-def _empty_cache(model: nn.Module) -> EncoderDecoderCache:
-    """On CPUs `sdpa` computes in float32 whatever comes in: what all steps read is converted once."""
-    computes_in_float32 = model.device.type == "cpu" and model.config._attn_implementation == "sdpa"
-    wide = computes_in_float32 and model.dtype == torch.bfloat16
-    numbers = range(model.config.decoder_layers)
-    history = [SharedHistory(torch.float32 if wide else None) for _ in numbers]
-    source = Cache(layers=[Float32Layer() for _ in numbers]) if wide else DynamicCache()
-    return EncoderDecoderCache(Cache(layers=history), source)
+def _empty_cache(config: PreTrainedConfig) -> EncoderDecoderCache:
+    numbers = range(config.decoder_layers)
+    if config._attn_implementation != "sdpa":
+        return EncoderDecoderCache(Cache(layers=[SharedHistory() for _ in numbers]), DynamicCache())
+    history, source = ([layer(for_sdpa=True) for _ in numbers] for layer in (SharedHistory, SourceLayer))
+    return EncoderDecoderCache(Cache(layers=history), Cache(layers=source))
 
 
 def _forward(
@@ -250,7 +271,7 @@ class _Search:
         self.kept = _candidates(generation_config)
         self.memory = model_kwargs["encoder_outputs"][0]
         self.memory_mask = model_kwargs.get("attention_mask")
-        self.cache = _empty_cache(model)
+        self.cache = _empty_cache(model.config)
 
         sentences, device = prompt.shape[0], prompt.device
         size = (sentences, self.beams)

@@ -592,7 +592,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
     def _beam_search(self, input_ids, logits_processor, stopping_criteria, generation_config, *args, **model_kwargs):
         """As in transformers; faster where `beam_search` can do what is asked for."""
         asked = (logits_processor, stopping_criteria, generation_config)
-        if not args and self._own_search_applies(*asked, model_kwargs):
+        if not args and self._own_search_applies(*asked, model_kwargs, len(input_ids)):
             return beam_search(self, input_ids, generation_config, model_kwargs)
         return super()._beam_search(input_ids, *asked, *args, **model_kwargs)
 
@@ -600,15 +600,17 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         """As in transformers; faster where `greedy_search` can do what is asked for."""
         asked = (logits_processor, stopping_criteria, generation_config)
         only_ids = not generation_config.return_dict_in_generate and model_kwargs.get("streamer") is None
-        if not args and only_ids and self._own_search_applies(*asked, model_kwargs):
+        if not args and only_ids and self._own_search_applies(*asked, model_kwargs, len(input_ids)):
             return greedy_search(self, input_ids, generation_config, model_kwargs)
         return super()._sample(input_ids, *asked, *args, **model_kwargs)
 
-    def _own_search_applies(self, processors, criteria, generation_config, model_kwargs) -> bool:
+    def _own_search_applies(self, processors, criteria, generation_config, model_kwargs, rows) -> bool:
+        prepare = getattr(self.prepare_inputs_for_generation, "__func__", None)
         return (
             self.config._attn_implementation in ("eager", "sdpa")
+            and prepare is GenerationMixin.prepare_inputs_for_generation  # adapters and subclasses may bring their own
             and not model_kwargs.get("synced_gpus", False)
-            and beam_search_applies(self.config, generation_config, processors, criteria, model_kwargs)
+            and beam_search_applies(self.config, generation_config, processors, criteria, model_kwargs, rows)
         )
 
     @staticmethod
