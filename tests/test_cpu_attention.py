@@ -92,6 +92,18 @@ def test_where_it_applies(monkeypatch):
     assert not short_attention_applies(query, key, None, 0.0)
 
 
+def test_transforms_of_functions_are_left_to_pytorch():
+    _, (query, key, _) = inputs()
+    assert not torch.func.vmap(lambda q: torch.tensor(short_attention_applies(q[None], key, None, 0.0)))(query).any()
+
+
+def test_a_default_device_changes_nothing():
+    _, states = inputs()
+    with torch.device("meta"):
+        found = short_attention(*states, None, 0.5, True)
+    assert torch.equal(found, short_attention(*states, None, 0.5, True))
+
+
 @pytest.mark.parametrize("labels", [[[5, 6, 7], [8, 9, -100]], [[5, 6, 7], [8, 9, 3]]], ids=["padded", "full"])
 def test_a_training_step_of_the_model(labels, monkeypatch):
     """The whole model gives the same loss and gradients with it and with PyTorch's kernel."""

@@ -170,6 +170,7 @@ def sdpa_on_cpu(
         return kernel(module, query, key, value, mask, scaling=scaling, dropout=dropout)
     with torch.autocast("cpu", enabled=False):  # which would make bfloat16 of them again
         wide = [states.float() for states in (query, key, value)]
+        mask = mask.float() if mask is not None and mask.is_floating_point() else mask
         context, _ = kernel(module, *wide, mask, scaling=scaling, dropout=dropout)
     return context.to(dtype), None
 

@@ -27,6 +27,7 @@ def short_attention_applies(query: Tensor, key: Tensor, mask: Tensor | None, dro
         and not dropout
         and not torch.compiler.is_compiling()
         and not torch.jit.is_tracing()
+        and not torch._C._are_functorch_transforms_active()  # for which autograd functions need more than we give
     )
 
 
@@ -46,7 +47,7 @@ def short_attention(
         the context, (B, T, H, K), of the query's type.
     """
     if mask is None and is_causal:
-        mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).tril()
+        mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
     if torch.is_grad_enabled():
         return _ShortAttention.apply(query, key, value, mask, scaling)
     return _attend(query, key, value, mask, scaling)[0]
@@ -95,9 +96,7 @@ def _attend(
         scores.add_((1 - allowed).mul_(torch.finfo(scores.dtype).min))
     weights = scores.softmax(dim=-1)
     if mask is not None:
-        sees_something = allowed.amax(dim=-1, keepdim=True)
-        if not sees_something.all():
-            weights.mul_(sees_something)
+        weights.mul_(allowed.amax(dim=-1, keepdim=True))  # zeros for a query that may attend to nothing
     weights = weights.flatten(0, 1)
     return _tokens_first(weights @ value, shape, dtype), query, key, value, weights
 
@@ -112,4 +111,4 @@ def _matrices(states: Tensor) -> Tensor:
 def _tokens_first(states: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """(B * H, T, K) -> (B, T, H, K), written once in the order in which the projections read."""
     states = states.unflatten(0, shape[:2]).transpose(1, 2)
-    return torch.empty(states.shape, dtype=dtype).copy_(states)
+    return states.new_empty(states.shape, dtype=dtype).copy_(states)

@@ -27,7 +27,7 @@ class _SixteenBitDropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, p: float) -> Tensor:
         # 64 bits are drawn at once, as many as fit in the generator's largest number
-        drawn = torch.empty(-(-values.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
+        drawn = torch.empty(-(-values.numel() // 4), dtype=torch.int64, device=values.device).random_(-(2**63), None)
         bits = drawn.view(torch.int16)[: values.numel()].view(values.shape)
         # compared into floating point: PyTorch goes through booleans one by one
         mask = torch.ge(bits, round(p * 2**16) - 2**15, out=torch.empty_like(values)).mul_(1 / (1 - p))
