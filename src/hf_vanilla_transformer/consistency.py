@@ -104,6 +104,7 @@ class TwoPasses:
     ) -> Tensor:
         """In the place of the model's own method; the first two are (2B, T, D) and (2B, T, V)."""
         passes = (hidden_states if logits is None else logits).unflatten(0, (-1, 2)).transpose(1, 2)
+        labels = labels.to(passes.device)
         label_smoothing, head = model.config.label_smoothing, model.lm_head
         if logits is None:
             total, divergence = consistency_loss(
@@ -113,7 +114,11 @@ class TwoPasses:
             total, divergence = _plain_loss(passes.float(), labels, label_smoothing, self.objective)
         tokens = labels.ne(IGNORED).sum()
         self.divergence, self.tokens = self.divergence + divergence, self.tokens + tokens
-        return total / (tokens.clamp(min=1) if num_items_in_batch is None else num_items_in_batch)
+        if num_items_in_batch is None:
+            num_items_in_batch = tokens.clamp(min=1)
+        elif isinstance(num_items_in_batch, Tensor):
+            num_items_in_batch = num_items_in_batch.to(total.device)
+        return total / num_items_in_batch
 
     def _cut(self, config: Any, embedding: nn.Module, inputs: tuple[Tensor], embedded: Tensor) -> Tensor:
         """Zero in the place of some tokens' embeddings; positions are added later, and stay.
@@ -263,7 +268,7 @@ def _differentiate(
     entropy_weights, shares = _columns(objective, totals)
     pull = objective.alpha * shares  # weight of KL(p || q), seen from p
     # several tensors of a block's size are in use at once
-    rows = len(logits) if logits.is_cuda else max(1, BLOCK_ELEMENTS // (4 * logits[0].numel()))
+    rows = max(1, BLOCK_ELEMENTS // (4 * logits[0].numel())) if logits.device.type == "cpu" else len(logits)
     for block, target in zip(logits.split(rows), targets.split(rows), strict=True):
         values = block.to(precise)
         if bias is not None:

@@ -106,7 +106,7 @@ def _differentiate(logits: Tensor, target: Tensor, bias: Tensor | None, label_sm
         the sum over C of log(sum exp(logits)) - (1 - eps) logit of the reference token, float32.
     """
     loss = torch.zeros((), dtype=torch.float32, device=logits.device)
-    rows = len(logits) if logits.is_cuda else max(1, BLOCK_ELEMENTS // logits.shape[1])
+    rows = max(1, BLOCK_ELEMENTS // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
     for block, reference in zip(logits.split(rows), target.split(rows), strict=True):
         values = block.float()
         if bias is not None:
