@@ -772,14 +772,18 @@ class TestOwnGreedySearch:
     def test_finds_what_transformers_finds(self, options, attn_implementation):
         options = {"max_length": 12, "attention_mask": MASK} | options
         model = model_of(attn_implementation=attn_implementation)
-        expected = model.generate(SOURCE, return_dict_in_generate=True, **options)
+        expected = model.generate(SOURCE, return_dict_in_generate=True, output_scores=True, **options)
         assert not isinstance(expected.past_key_values.self_attention_cache.layers[0], SharedHistory)
+        found = model.generate(SOURCE, return_dict_in_generate=True, **options)
+        assert isinstance(found.past_key_values.self_attention_cache.layers[0], SharedHistory)
+        assert found.sequences.tolist() == expected.sequences.tolist()
         assert model.generate(SOURCE, **options).tolist() == expected.sequences.tolist()
 
     @pytest.mark.parametrize("name", MODELS)
     def test_every_kind_of_model(self, name):
         model, source = model_of(name), source_of(name)
-        expected = model.generate(source, max_length=12, return_dict_in_generate=True).sequences
+        steps = {"return_dict_in_generate": True, "output_scores": True}
+        expected = model.generate(source, max_length=12, **steps).sequences
         assert model.generate(source, max_length=12).tolist() == expected.tolist()
 
     def test_finished_sentences_leave_and_change_nothing_for_the_others(self):
@@ -796,7 +800,8 @@ class TestOwnGreedySearch:
     @pytest.mark.parametrize(
         "options",
         [
-            {"return_dict_in_generate": True},
+            {"return_dict_in_generate": True, "output_scores": True},
+            {"return_dict_in_generate": True, "output_hidden_states": True},
             {"streamer": SimpleNamespace(put=lambda ids: None, end=lambda: None)},
             {"do_sample": True},
             {"use_cache": False},

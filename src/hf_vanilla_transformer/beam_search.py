@@ -18,7 +18,12 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedConfig
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache
-from transformers.generation import EosTokenCriteria, GenerateBeamEncoderDecoderOutput, MaxLengthCriteria
+from transformers.generation import (
+    EosTokenCriteria,
+    GenerateBeamEncoderDecoderOutput,
+    GenerateEncoderDecoderOutput,
+    MaxLengthCriteria,
+)
 from transformers.modeling_outputs import BaseModelOutput
 
 NEVER = -1.0e9  # the score of what must not be chosen, as in transformers
@@ -160,7 +165,7 @@ def beam_search(
 
 def greedy_search(
     model: nn.Module, prompt: Tensor, generation_config: GenerationConfig, model_kwargs: dict[str, Any]
-) -> Tensor:
+) -> GenerateEncoderDecoderOutput | Tensor:
     """What `generate()` calls for one beam where `beam_search_applies`.
 
     Args:
@@ -170,7 +175,7 @@ def greedy_search(
         model_kwargs: `encoder_outputs` and `attention_mask` of B sentences.
 
     Returns:
-        token ids (B, T).
+        token ids (B, T), or an output that holds them.
     """
     memory, memory_mask = model_kwargs["encoder_outputs"][0], model_kwargs.get("attention_mask")
     cache = _empty_cache(model.config)
@@ -189,7 +194,10 @@ def greedy_search(
         columns.append(column.index_copy_(0, rows, tokens[:, 0].to(prompt.dtype).where(is_live, column[0]))[:, None])
         is_live &= ~torch.isin(tokens[:, 0], generation_config._eos_token_tensor)
         live, length = int(is_live.sum()), length + 1
-    return torch.cat(columns, dim=1)
+    sequences = torch.cat(columns, dim=1)
+    if not generation_config.return_dict_in_generate:
+        return sequences
+    return GenerateEncoderDecoderOutput(sequences=sequences, past_key_values=cache)
 
 
 def _empty_cache(config: PreTrainedConfig) -> EncoderDecoderCache:

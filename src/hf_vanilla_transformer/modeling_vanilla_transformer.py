@@ -599,8 +599,8 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
     def _sample(self, input_ids, logits_processor, stopping_criteria, generation_config, *args, **model_kwargs):
         """As in transformers; faster where `greedy_search` can do what is asked for."""
         asked = (logits_processor, stopping_criteria, generation_config)
-        only_ids = not generation_config.return_dict_in_generate and model_kwargs.get("streamer") is None
-        if not args and only_ids and self._own_search_applies(*asked, model_kwargs, len(input_ids)):
+        silent = model_kwargs.get("streamer") is None
+        if not args and silent and self._own_search_applies(*asked, model_kwargs, len(input_ids)):
             return greedy_search(self, input_ids, generation_config, model_kwargs)
         return super()._sample(input_ids, *asked, *args, **model_kwargs)
 
