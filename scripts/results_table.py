@@ -209,7 +209,7 @@ SECTIONS = {
     "speed": lambda: speed(result("benchmark")["sections"]),
     "lower bound": lambda: lower_bound(result("benchmark")["sections"]),
     "memory": lambda: memory(result("benchmark")["sections"]),
-    "scaling": lambda: scaling(result("scaling")["sections"]),
+    "loss curves": lambda: loss_curves(result("loss_curves")["sections"]),
 }
 
 
