@@ -74,7 +74,10 @@ def own_logits(model, source=SOURCE, target=TARGET):
 def assert_same(model, twin, source=SOURCE, search=SEARCH):
     """Logits and beams of ours and of a function of source and target."""
     with torch.no_grad():
-        torch.testing.assert_close(own_logits(model, source), twin(source, TARGET), atol=5e-5, rtol=0)
+        expected = twin(source, TARGET)
+    # float32 rounds relative to the largest logits, which are large without a final norm
+    tolerance = 2.5e-6 * expected.abs().max().item()
+    torch.testing.assert_close(own_logits(model, source), expected, atol=tolerance, rtol=0)
     found = model.generate(source, generation_config=search).tolist()
     assert found == beam_search(twin, source, search, model.config.vocab_size)
     assert len({tuple(ids) for ids in found}) > 1
