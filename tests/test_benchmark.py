@@ -63,6 +63,14 @@ def test_memory_is_a_share_of_the_better_marian(script):
     assert lines[4] == "| `x` | marian bfloat16 | 1.00 | 1.00 to 1.00 |"
 
 
+@pytest.mark.parametrize("section", ["translation, 5 beams", "translation, 1 beam"])
+def test_translation_needs_trained_models(script, section, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["benchmark.py", "--dataset_name", "nowhere", "--model", "x", "--only", section])
+    with pytest.raises(SystemExit):
+        script("benchmark").main()
+    assert "translation needs --model and --marian" in capsys.readouterr().err
+
+
 def test_curves_are_relative_to_their_first_point(script):
     engines = {
         f"{dtype} {length}": [{"seconds": seconds * factor, "bytes": 7 * length}]
