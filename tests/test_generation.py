@@ -20,7 +20,7 @@ from hf_vanilla_transformer import (
     modeling_vanilla_transformer,
 )
 from hf_vanilla_transformer import beam_search as searches
-from hf_vanilla_transformer.beam_search import SharedHistory, largest
+from hf_vanilla_transformer.beam_search import SharedHistory, largest, likeliest
 from hf_vanilla_transformer.publishing import _code_travels
 from hf_vanilla_transformer.search import LENGTH_PENALTY_TYPES, WuLengthPenalty, length_penalty_of_type
 
@@ -715,6 +715,15 @@ class TestOwnBeamSearch:
         assert values.tolist() == expected.values.tolist()
         assert places.tolist() == expected.indices.tolist()
 
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_likeliest(self, dtype):
+        """More rows than one block."""
+        logits = (20 * torch.randn(300, 1000, generator=torch.Generator().manual_seed(0))).to(dtype)
+        values, tokens = likeliest(logits, 8)
+        expected = logits.float().log_softmax(dim=-1)
+        torch.testing.assert_close(values, expected.topk(8).values, atol=1e-4, rtol=1e-6)
+        torch.testing.assert_close(values, expected.gather(1, tokens), atol=1e-4, rtol=1e-6)
+
     def test_the_history_is_appended_and_never_moved(self):
         """Room for 16 steps is taken at once; so many steps write into the same memory."""
         history, generator = SharedHistory(), torch.Generator().manual_seed(0)
@@ -778,6 +787,13 @@ class TestOwnGreedySearch:
         assert isinstance(found.past_key_values.self_attention_cache.layers[0], SharedHistory)
         assert found.sequences.tolist() == expected.sequences.tolist()
         assert model.generate(SOURCE, **options).tolist() == expected.sequences.tolist()
+
+    def test_several_beginnings_for_one_source_are_left_to_transformers(self):
+        beginnings = torch.tensor([[BOS, 5], [BOS, 6], [BOS, 7]])
+        model, source = model_of(), SOURCE[:1]
+        found = model.generate(source, decoder_input_ids=beginnings, max_length=12)
+        alone = [model.generate(source, decoder_input_ids=row[None], max_length=12) for row in beginnings]
+        assert without_padding(found) == [without_padding(ids)[0] for ids in alone]
 
     @pytest.mark.parametrize("name", MODELS)
     def test_every_kind_of_model(self, name):
@@ -844,15 +860,6 @@ class TestWhatCallersBringAlong:
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
         model_of().generate(SOURCE, num_beams=num_beams, max_length=6, past_key_values=cache)
         assert cache.get_seq_length() > 0
-
-    def test_several_beginnings_for_one_source(self, num_beams):
-        if num_beams > 1:
-            pytest.skip("transformers' beam search asks for as many sources as beginnings")
-        beginnings = torch.tensor([[BOS, 5], [BOS, 6], [BOS, 7]])
-        model, memory = model_of(), SOURCE[:1]
-        found = model.generate(memory, decoder_input_ids=beginnings, max_length=12)
-        alone = [model.generate(memory, decoder_input_ids=row[None], max_length=12) for row in beginnings]
-        assert without_padding(found) == [without_padding(ids)[0] for ids in alone]
 
     def test_inputs_of_their_own(self, num_beams):
         model = Prepared(model_of().config)

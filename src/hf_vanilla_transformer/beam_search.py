@@ -182,7 +182,7 @@ def greedy_search(
     rows = torch.arange(len(prompt), device=prompt.device)  # (A), the place of each sentence in the input
     is_live = torch.ones_like(rows, dtype=torch.bool)  # (A), whether it goes on
     columns, tokens, length = [prompt], prompt, prompt.shape[1]
-    live = len(rows)
+    padding, live = int(generation_config._pad_token_tensor), len(rows)
     while live and length < generation_config.max_length:
         if live <= (1 - LEAVERS) * len(rows):
             rows, tokens, memory = rows[is_live], tokens[is_live], memory[is_live]
@@ -190,8 +190,8 @@ def greedy_search(
             _select(cache, is_live.nonzero()[:, 0])
             is_live = is_live[is_live]
         tokens = _forward(model, tokens, None, memory, memory_mask, cache).argmax(dim=-1, keepdim=True)
-        column = prompt.new_full((len(prompt),), int(generation_config._pad_token_tensor))
-        columns.append(column.index_copy_(0, rows, tokens[:, 0].to(prompt.dtype).where(is_live, column[0]))[:, None])
+        column = prompt.new_full((len(prompt),), padding)
+        columns.append(column.index_copy_(0, rows, tokens[:, 0].to(prompt.dtype).where(is_live, padding))[:, None])
         is_live &= ~torch.isin(tokens[:, 0], generation_config._eos_token_tensor)
         live, length = int(is_live.sum()), length + 1
     sequences = torch.cat(columns, dim=1)
@@ -201,10 +201,8 @@ def greedy_search(
 
 
 def _empty_cache(config: PreTrainedConfig) -> EncoderDecoderCache:
-    numbers = range(config.decoder_layers)
-    if config._attn_implementation != "sdpa":
-        return EncoderDecoderCache(Cache(layers=[SharedHistory() for _ in numbers]), DynamicCache())
-    history, source = ([layer(for_sdpa=True) for _ in numbers] for layer in (SharedHistory, SourceLayer))
+    for_sdpa = config._attn_implementation == "sdpa"
+    history, source = ([kind(for_sdpa) for _ in range(config.decoder_layers)] for kind in (SharedHistory, SourceLayer))
     return EncoderDecoderCache(Cache(layers=history), Cache(layers=source))
 
 
@@ -252,7 +250,7 @@ def largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The `count` largest log-probabilities of each row (R, V), in float32 and best first, and their tokens."""
     found = []
-    for block in logits.split(BLOCK):
+    for block in logits.split(BLOCK if logits.device.type == "cpu" else len(logits)):
         values = block.float()
         best, tokens = largest(values, count)
         # log sum exp(x) = max x - log max softmax(x): one pass over the vocabulary instead of three
