@@ -27,6 +27,15 @@ def shared_data() -> Path:
 
 
 @pytest.fixture
+def one_thread():
+    """Tiny models are faster so, because threads only wait for each other; bit-equal sums need equally many."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
 def remote_code(monkeypatch, tmp_path):
     """Code that comes with a model goes to a folder of this test, and no later test finds what it left in memory."""
     monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))

@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, kl_div
 
 from hf_vanilla_transformer import consistency, training
+from hf_vanilla_transformer import loss as plain_losses
 from hf_vanilla_transformer.arguments import parse_arguments
 from hf_vanilla_transformer.batching import PairCollator, TrainingPairs
 from hf_vanilla_transformer.consistency import TwoPasses, consistency_loss, rdrop, simcut
@@ -30,14 +31,7 @@ from word_reversal import corpus, exact_matches, flags
 D, ALPHA = 16, 1.7
 METHODS = ["rdrop", "simcut"]
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """The models are so small that threads only wait for each other; bit-equal sums need equally many."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def objective(method, alpha=ALPHA):
@@ -68,7 +62,7 @@ def formula(method, p, q, labels, label_smoothing, alpha=ALPHA):
 @pytest.fixture(params=[2**25, 48 * 37, 1], ids=["one chunk", "some tokens", "less than a token"])
 def chunks(request, monkeypatch):
     """Three tokens of both passes in double precision, more in others; two in a block."""
-    monkeypatch.setattr(consistency, "CHUNK_BYTES", request.param)
+    monkeypatch.setattr(plain_losses, "CHUNK_BYTES", request.param)
     monkeypatch.setattr(consistency, "BLOCK_ELEMENTS", request.param // 3)
 
 
@@ -192,7 +186,7 @@ class TestTheLoss:
             torch.testing.assert_close(gradient, expected(method, 0.1)[2 + index])
 
     def test_the_logits_never_exist_as_a_whole(self, method, monkeypatch):
-        monkeypatch.setattr(consistency, "CHUNK_BYTES", 4 * 2048)
+        monkeypatch.setattr(plain_losses, "CHUNK_BYTES", 4 * 2048)
         passes, weight = torch.randn(400, 2, 2, requires_grad=True), torch.randn(400, 2, requires_grad=True)
         with LargestTensor() as largest:
             consistency_loss(passes, weight, torch.arange(400), 0.1, objective(method))[0].backward()
@@ -288,7 +282,7 @@ def test_the_model_is_left_as_it_was(method):
         raise ZeroDivisionError
     loss_of(model, wanted)
     assert model(**BATCH).loss == before
-    assert "_loss" not in vars(model)
+    assert "_summed_loss" not in vars(model)
 
 
 def test_dropout_differs_between_the_passes_and_makes_them_diverge():
@@ -466,7 +460,7 @@ def test_the_log_averages_over_its_steps(tmp_path):
     trainer = trainer_of(
         tmp_path, training_model(), Rows(24), simcut_alpha=0.5, max_tokens_per_batch=40, max_steps=6, logging_steps=3
     )
-    seen, count = [], TwoPasses._loss
+    seen, count = [], TwoPasses._summed_loss
 
     def spy(self, *args):
         before = float(self.divergence), int(self.tokens)
@@ -475,7 +469,7 @@ def test_the_log_averages_over_its_steps(tmp_path):
         return loss
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TwoPasses, "_loss", spy)
+        patch.setattr(TwoPasses, "_summed_loss", spy)
         trainer.train()
     entries = [entry["consistency"] for entry in trainer.state.log_history if "loss" in entry]
     for entry, steps in zip(entries, (seen[:3], seen[3:]), strict=True):

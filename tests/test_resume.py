@@ -35,14 +35,7 @@ SCRIPT = Path(__file__).parents[1] / "scripts" / "train.py"
 STEPS = {f"{what}_{name}": value for what in ("save", "eval") for name, value in (("strategy", "steps"), ("steps", 3))}
 RANDOM = {"config_overrides": "dropout=0.2", "subword_dropout": 0.2}
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Bit-equal sums need the same number of threads in every process."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # Processes: forked from a server that has imported everything once, so that each starts at once and can be killed

@@ -38,14 +38,7 @@ from word_reversal import corpus, exact_matches, flags, sentences, translate, wr
 
 VOCABULARY = 40
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """The models are so small that threads only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def run(folder, score=exact_matches, **options):

@@ -18,7 +18,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .loss import BLOCK_ELEMENTS, CHUNK_BYTES, IGNORED
+from .loss import (
+    BLOCK_ELEMENTS,
+    IGNORED,
+    differentiate_in_chunks,
+    keep_gradients,
+    product_dtype,
+    scaled_gradients,
+)
 from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 
 
@@ -80,11 +87,11 @@ class TwoPasses:
         doubled = {name: tensor.repeat_interleave(2, dim=0) for name, tensor in rows.items() if name != "labels"}
         embeddings = {model.model.encoder.embed_tokens, model.model.decoder.embed_tokens} if self.objective.cut else ()
         hooks = [embedding.register_forward_hook(partial(self._cut, model.config)) for embedding in embeddings]
-        model._loss = partial(self._loss, model)  # where lm_head is at hand, also if it is sharded
+        model._summed_loss = partial(self._summed_loss, model)  # where lm_head is at hand, also if it is sharded
         try:
             yield {**doubled, "labels": labels}
         finally:
-            del model._loss
+            del model._summed_loss
             for hook in hooks:
                 hook.remove()
 
@@ -94,17 +101,15 @@ class TwoPasses:
         self.divergence = self.tokens = 0
         return totals
 
-    def _loss(
+    def _summed_loss(
         self,
         model: VanillaTransformerForConditionalGeneration,
         hidden_states: Tensor,
         logits: Tensor | None,
         labels: Tensor,
-        num_items_in_batch: Tensor | int | None,
     ) -> Tensor:
-        """In the place of the model's own method; the first two are (2B, T, D) and (2B, T, V)."""
+        """In the place of the model's own method; the first two tensors are (2B, T, D) and (2B, T, V)."""
         passes = (hidden_states if logits is None else logits).unflatten(0, (-1, 2)).transpose(1, 2)
-        labels = labels.to(passes.device)
         label_smoothing, head = model.config.label_smoothing, model.lm_head
         if logits is None:
             total, divergence = consistency_loss(
@@ -112,13 +117,8 @@ class TwoPasses:
             )
         else:
             total, divergence = _plain_loss(passes.float(), labels, label_smoothing, self.objective)
-        tokens = labels.ne(IGNORED).sum()
-        self.divergence, self.tokens = self.divergence + divergence, self.tokens + tokens
-        if num_items_in_batch is None:
-            num_items_in_batch = tokens.clamp(min=1)
-        elif isinstance(num_items_in_batch, Tensor):
-            num_items_in_batch = num_items_in_batch.to(total.device)
-        return total / num_items_in_batch
+        self.divergence, self.tokens = self.divergence + divergence, self.tokens + labels.ne(IGNORED).sum()
+        return total
 
     def _cut(self, config: Any, embedding: nn.Module, inputs: tuple[Tensor], embedded: Tensor) -> Tensor:
         """Zero in the place of some tokens' embeddings; positions are added later, and stay.
@@ -203,48 +203,23 @@ class _ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, passes, weight, bias, labels, label_smoothing, objective) -> tuple[Tensor, Tensor]:
-        dtype = passes.dtype
-        device_type = passes.device.type
-        if torch.is_autocast_enabled(device_type):
-            dtype = torch.get_autocast_dtype(device_type)
-        precise = torch.promote_types(dtype, torch.float32)
-        needs_passes_grad, needs_weight_grad, needs_bias_grad = ctx.needs_input_grad[:3]
-        hidden, projection = passes.flatten(0, 1).to(dtype), weight.to(dtype)  # rows 2i and 2i + 1 are token i
-        totals = torch.zeros(2, dtype=precise, device=hidden.device)
-        hidden_grad = torch.empty_like(hidden) if needs_passes_grad else None
-        weight_grad = torch.zeros_like(weight, dtype=precise) if needs_weight_grad else None
-        bias_grad = torch.zeros_like(bias, dtype=precise) if needs_bias_grad else None
-        rows = 2 * max(1, CHUNK_BYTES // (2 * len(weight) * dtype.itemsize))
-        memory = hidden.new_empty(min(rows, len(hidden)), len(weight))  # taken once: CPUs are slow to touch new memory
-        with torch.autocast(device_type, enabled=False):
-            for start in range(0, len(hidden), rows):
-                chunk = slice(start, start + rows)
-                logits = torch.mm(hidden[chunk], projection.T, out=memory[: len(hidden[chunk])])  # (2C, V)
-                targets = labels[start // 2 : (start + rows) // 2]
-                totals += _differentiate(logits.unflatten(0, (-1, 2)), targets, bias, label_smoothing, objective)
-                gradient = logits  # in their memory
-                if needs_passes_grad:
-                    torch.mm(gradient, projection, out=hidden_grad[chunk])
-                if needs_weight_grad:
-                    weight_grad += gradient.T @ hidden[chunk]
-                if needs_bias_grad:
-                    bias_grad += gradient.sum(dim=0, dtype=precise)
-        ctx.save_for_backward(hidden_grad, weight_grad, bias_grad)
-        ctx.dtypes = [tensor.dtype if tensor is not None else None for tensor in (passes, weight, bias)]
-        ctx.shape = passes.shape
+        def differentiate(logits: Tensor, chunk: slice) -> Tensor:
+            targets = labels[chunk.start // 2 : chunk.stop // 2]
+            return _differentiate(logits.unflatten(0, (-1, 2)), targets, bias, label_smoothing, objective)
+
+        hidden = passes.flatten(0, 1).to(product_dtype(passes))  # rows 2i and 2i + 1 are token i
+        totals = torch.zeros(2, dtype=torch.promote_types(hidden.dtype, torch.float32), device=hidden.device)
+        totals, gradients = differentiate_in_chunks(
+            hidden, weight, bias, ctx.needs_input_grad, differentiate, totals, alike=2
+        )
+        keep_gradients(ctx, gradients, (passes, weight, bias))
         loss, divergence = totals[0].clone(), totals[1].clone()
         ctx.mark_non_differentiable(divergence)
         return loss, divergence
 
     @staticmethod
     def backward(ctx, scale: Tensor, _):
-        passes_grad, weight_grad, bias_grad = (
-            None if gradient is None else (gradient * scale).to(dtype)
-            for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
-        )
-        if passes_grad is not None:
-            passes_grad = passes_grad.view(ctx.shape)
-        return passes_grad, weight_grad, bias_grad, None, None, None
+        return *scaled_gradients(ctx, scale), None, None, None
 
 
 def _differentiate(

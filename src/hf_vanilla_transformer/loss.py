@@ -6,6 +6,8 @@ The smoothed target distribution is (1 - eps) on the reference token plus eps / 
 Shapes: N tokens, D d_model, V vocabulary, C tokens of one chunk.
 """
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -54,44 +56,85 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, hidden_states, weight, bias, labels, label_smoothing) -> Tensor:
-        dtype = hidden_states.dtype
-        device_type = hidden_states.device.type
-        if torch.is_autocast_enabled(device_type):
-            dtype = torch.get_autocast_dtype(device_type)
-        needs_hidden_grad, needs_weight_grad, needs_bias_grad = ctx.needs_input_grad[:3]
-        hidden, projection = hidden_states.to(dtype), weight.to(dtype)
+        def differentiate(logits: Tensor, chunk: slice) -> Tensor:
+            return _differentiate(logits, labels[chunk, None], bias, label_smoothing)
+
+        hidden = hidden_states.to(product_dtype(hidden_states))
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        hidden_grad = torch.empty_like(hidden) if needs_hidden_grad else None
-        weight_grad = torch.zeros_like(weight, dtype=torch.float32) if needs_weight_grad else None
-        bias_grad = torch.zeros_like(bias, dtype=torch.float32) if needs_bias_grad else None
-        rows = max(1, CHUNK_BYTES // (weight.shape[0] * dtype.itemsize))
-        memory = hidden.new_empty(min(rows, len(hidden)), len(weight))  # taken once: CPUs are slow to touch new memory
-        with torch.autocast(device_type, enabled=False):
-            for start in range(0, hidden.shape[0], rows):
-                chunk = slice(start, start + rows)
-                logits = torch.mm(hidden[chunk], projection.T, out=memory[: len(hidden[chunk])])  # (C, V)
-                loss += _differentiate(logits, labels[chunk, None], bias, label_smoothing)
-                gradient = logits  # in their memory
-                if needs_hidden_grad:
-                    torch.mm(gradient, projection, out=hidden_grad[chunk])
-                if needs_weight_grad:
-                    weight_grad += gradient.T @ hidden[chunk]
-                if needs_bias_grad:
-                    bias_grad += gradient.sum(dim=0, dtype=torch.float32)
-            if label_smoothing:
-                gradients = hidden_grad, weight_grad, bias_grad
-                loss -= _subtract_uniform(label_smoothing / weight.shape[0], hidden, weight, bias, gradients)
-        ctx.save_for_backward(hidden_grad, weight_grad, bias_grad)
-        ctx.dtypes = [tensor.dtype if tensor is not None else None for tensor in (hidden_states, weight, bias)]
+        loss, gradients = differentiate_in_chunks(hidden, weight, bias, ctx.needs_input_grad, differentiate, loss)
+        if label_smoothing:
+            loss -= _subtract_uniform(label_smoothing / weight.shape[0], hidden, weight, bias, gradients)
+        keep_gradients(ctx, gradients, (hidden_states, weight, bias))
         return loss
 
     @staticmethod
     def backward(ctx, scale: Tensor):
-        gradients = [
-            None if gradient is None else (gradient * scale).to(dtype)
-            for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
-        ]
-        return *gradients, None, None
+        return *scaled_gradients(ctx, scale), None, None
+
+
+def product_dtype(states: Tensor) -> torch.dtype:
+    """The type in which autocast, where it is on, would multiply."""
+    device_type = states.device.type
+    return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else states.dtype
+
+
+def differentiate_in_chunks(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    wanted: Sequence[bool],
+    differentiate: Callable[[Tensor, slice], Tensor],
+    total: Tensor,
+    alike: int = 1,
+) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+    """Go through the logits chunk by chunk, in memory that is taken once.
+
+    Args:
+        hidden: (R, D), of the type in which to multiply.
+        weight: (V, D), the output projection.
+        bias: (V), or None.
+        wanted: whether the gradients of `hidden`, `weight` and `bias` are.
+        differentiate: from the logits (C, V) of a chunk, without the bias, and its rows, the loss; puts the loss's
+            gradient in the place of the logits.
+        total: what the losses are added to.
+        alike: so many rows next to each other stay in one chunk.
+
+    Returns:
+        `total` with the losses, and the three gradients; None of what is not wanted.
+    """
+    projection, precise = weight.to(hidden.dtype), torch.promote_types(hidden.dtype, torch.float32)
+    hidden_grad = torch.empty_like(hidden) if wanted[0] else None
+    weight_grad = torch.zeros_like(weight, dtype=precise) if wanted[1] else None
+    bias_grad = torch.zeros_like(bias, dtype=precise) if wanted[2] else None
+    rows = alike * max(1, CHUNK_BYTES // (alike * len(weight) * hidden.dtype.itemsize))
+    memory = hidden.new_empty(min(rows, len(hidden)), len(weight))  # CPUs are slow to touch new memory
+    with torch.autocast(hidden.device.type, enabled=False):
+        for start in range(0, len(hidden), rows):
+            chunk = slice(start, start + rows)
+            logits = torch.mm(hidden[chunk], projection.T, out=memory[: len(hidden[chunk])])  # (C, V)
+            total += differentiate(logits, chunk)
+            gradient = logits  # in their memory
+            if hidden_grad is not None:
+                torch.mm(gradient, projection, out=hidden_grad[chunk])
+            if weight_grad is not None:
+                weight_grad += gradient.T @ hidden[chunk]
+            if bias_grad is not None:
+                bias_grad += gradient.sum(dim=0, dtype=precise)
+    return total, (hidden_grad, weight_grad, bias_grad)
+
+
+def keep_gradients(ctx, gradients: Sequence[Tensor | None], inputs: Sequence[Tensor | None]) -> None:
+    """For `scaled_gradients`, which gives them the shapes and types of `inputs`."""
+    ctx.save_for_backward(*gradients)
+    ctx.like = [None if tensor is None else (tensor.shape, tensor.dtype) for tensor in inputs]
+
+
+def scaled_gradients(ctx, scale: Tensor) -> list[Tensor | None]:
+    """What `keep_gradients` kept, times `scale`."""
+    return [
+        None if gradient is None else (gradient * scale).to(like[1]).view(like[0])
+        for gradient, like in zip(ctx.saved_tensors, ctx.like, strict=True)
+    ]
 
 
 def _differentiate(logits: Tensor, target: Tensor, bias: Tensor | None, label_smoothing: float) -> Tensor:
@@ -136,4 +179,4 @@ def _subtract_uniform(
         weight_grad -= share * states
     if bias_grad is not None:
         bias_grad -= share * len(hidden)
-    return share * (states @ rows + (0 if bias is None else bias.sum() * len(hidden)))
+    return share * ((states * rows).sum() + (0 if bias is None else bias.sum() * len(hidden)))

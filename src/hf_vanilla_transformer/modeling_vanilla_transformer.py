@@ -528,24 +528,26 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         self, hidden_states: Tensor, logits: Tensor | None, labels: Tensor, num_items_in_batch: Tensor | int | None
     ) -> Tensor:
         labels = labels.to(hidden_states.device if logits is None else logits.device)
-        label_smoothing = self.config.label_smoothing if self.training else 0.0
-        if logits is None:
-            total = label_smoothed_cross_entropy(
-                hidden_states, self.lm_head.weight, labels, label_smoothing, self.lm_head.bias
-            )
-        else:  # once made, the logits are what the loss is a function of
-            total = nn.functional.cross_entropy(
-                logits.flatten(0, -2).float(),
-                labels.flatten(),
-                ignore_index=IGNORED,
-                label_smoothing=label_smoothing,
-                reduction="sum",
-            )
+        total = self._summed_loss(hidden_states, logits, labels)
         if num_items_in_batch is None:
             num_items_in_batch = labels.ne(IGNORED).sum().clamp(min=1)
         elif isinstance(num_items_in_batch, Tensor):
             num_items_in_batch = num_items_in_batch.to(total.device)
         return total / num_items_in_batch
+
+    def _summed_loss(self, hidden_states: Tensor, logits: Tensor | None, labels: Tensor) -> Tensor:
+        label_smoothing = self.config.label_smoothing if self.training else 0.0
+        if logits is None:
+            return label_smoothed_cross_entropy(
+                hidden_states, self.lm_head.weight, labels, label_smoothing, self.lm_head.bias
+            )
+        return nn.functional.cross_entropy(  # once made, the logits are what the loss is a function of
+            logits.flatten(0, -2).float(),
+            labels.flatten(),
+            ignore_index=IGNORED,
+            label_smoothing=label_smoothing,
+            reduction="sum",
+        )
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """(B, T) -> (B, T); the name that `DataCollatorForSeq2Seq` looks for."""
