@@ -20,7 +20,7 @@ from hf_vanilla_transformer import (
     modeling_vanilla_transformer,
 )
 from hf_vanilla_transformer import beam_search as searches
-from hf_vanilla_transformer.beam_search import SharedHistory, largest, likeliest
+from hf_vanilla_transformer.beam_search import SharedHistory, best_continuations
 from hf_vanilla_transformer.publishing import _code_travels
 from hf_vanilla_transformer.search import LENGTH_PENALTY_TYPES, WuLengthPenalty, length_penalty_of_type
 
@@ -707,22 +707,19 @@ class TestOwnBeamSearch:
         assert found.tolist() == expected.sequences.tolist()
         assert len(caches) == 1
 
-    @pytest.mark.parametrize("vocabulary", [37, 1000, 1009, 1280])
-    def test_largest(self, vocabulary):
-        logits = torch.randn(50, vocabulary, generator=torch.Generator().manual_seed(0))
-        values, places = largest(logits, 8)
-        expected = logits.topk(8)
-        assert values.tolist() == expected.values.tolist()
-        assert places.tolist() == expected.indices.tolist()
-
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-    def test_likeliest(self, dtype):
-        """More rows than one block."""
-        logits = (20 * torch.randn(300, 1000, generator=torch.Generator().manual_seed(0))).to(dtype)
-        values, tokens = likeliest(logits, 8)
-        expected = logits.float().log_softmax(dim=-1)
-        torch.testing.assert_close(values, expected.topk(8).values, atol=1e-4, rtol=1e-6)
-        torch.testing.assert_close(values, expected.gather(1, tokens), atol=1e-4, rtol=1e-6)
+    @pytest.mark.parametrize("vocabulary", [37, 1000, 1009, 1280])
+    def test_best_continuations(self, vocabulary, dtype):
+        """More sentences than one block has; the beams are as good as each other, so that all of them go on."""
+        generator = torch.Generator().manual_seed(0)
+        logits = (10 * torch.randn(70 * 4, vocabulary, generator=generator)).to(dtype)
+        scores = torch.randn(70, 4, generator=generator)
+        values, tokens, parents = best_continuations(logits, scores, 8)
+        expected = scores[:, :, None] + logits.float().log_softmax(dim=-1).view(70, 4, vocabulary)
+        torch.testing.assert_close(values, expected.flatten(1).topk(8).values, atol=1e-4, rtol=1e-6)
+        found = expected[torch.arange(70)[:, None], parents, tokens]
+        torch.testing.assert_close(values, found, atol=1e-4, rtol=1e-6)
+        assert all(len(set(pairs)) == 8 for pairs in (vocabulary * parents + tokens).tolist())
 
     def test_the_history_is_appended_and_never_moved(self):
         """Room for 16 steps is taken at once; so many steps write into the same memory."""

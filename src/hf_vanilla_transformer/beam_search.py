@@ -150,7 +150,7 @@ def beam_search(
     search = _Search(model, prompt[:: generation_config.num_beams], generation_config, model_kwargs)
     logits = search.first_logits()
     for _ in range(generation_config.max_length - prompt.shape[1]):
-        search.advance(*search.candidates(logits))
+        search.advance(*best_continuations(logits, search.scores, search.kept))
         if not search.is_live.any():
             break
         search.let_finished_sentences_go()
@@ -232,32 +232,40 @@ def _select(cache: EncoderDecoderCache, staying: Tensor) -> None:
         half.batch_select_indices(staying)
 
 
-def largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest values of each row (R, V) and their places, as `topk`, which goes through a row slowly.
+def best_continuations(logits: Tensor, scores: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The `count` likeliest continuations of each sentence, best first.
 
-    A row is folded into a few of equal length; the largest are in those columns whose own largest are the largest.
+    `topk` goes through a row slowly. So the logits of a sentence are folded into columns; the best continuations are in
+    those columns whose own best are the best.
+
+    Args:
+        logits: (A * K, V), after each beam.
+        scores: (A, K), log-probability of each beam.
+        count: C.
+
+    Returns:
+        scores in float32, tokens and the beams they continue, (A, C) each.
     """
-    folds = next((folds for folds in range(10, 3, -1) if logits.shape[1] % folds == 0), None)
-    if folds is None or logits.shape[1] // folds < count:
-        return logits.topk(count)
-    folded = logits.unflatten(1, (folds, -1))  # (R, folds, V / folds)
-    columns = folded.amax(dim=1).topk(count, sorted=False).indices  # (R, count)
-    inside = folded.gather(2, columns[:, None].expand(-1, folds, -1)).flatten(1)
-    values, places = inside.topk(count)
-    return values, places // count * folded.shape[2] + columns.gather(1, places % count)
-
-
-def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest log-probabilities of each row (R, V), in float32 and best first, and their tokens."""
+    sentences, beams = scores.shape
+    vocabulary = logits.shape[1]
+    folds = next(n for n in range(10, 0, -1) if vocabulary % n == 0 and vocabulary >= n * count)
+    width = vocabulary // folds
+    at_once = max(1, BLOCK // beams) if logits.device.type == "cpu" else sentences
     found = []
-    for block in logits.split(BLOCK if logits.device.type == "cpu" else len(logits)):
+    for block, before in zip(logits.split(at_once * beams), scores.split(at_once), strict=True):
         values = block.float()
-        best, tokens = largest(values, count)
+        folded = values.view(len(before), beams, folds, width)
+        tops = folded.amax(dim=2)  # (A, K, width)
         # log sum exp(x) = max x - log max softmax(x): one pass over the vocabulary instead of three
-        highest = values.softmax(dim=-1).amax(dim=-1, keepdim=True)
-        found.append((best - best[:, :1] + highest.log(), tokens))
-    best, tokens = (torch.cat(parts) for parts in zip(*found, strict=True))
-    return best, tokens
+        highest = values.softmax(dim=-1).amax(dim=-1).view_as(before)
+        before = before + highest.log() - tops.amax(dim=-1)
+        columns = (tops + before[:, :, None]).amax(dim=1).topk(count, sorted=False).indices  # (A, C)
+        inside = folded.gather(3, columns[:, None, None].expand(-1, beams, folds, -1)) + before[:, :, None, None]
+        best, places = inside.flatten(1).topk(count)
+        tokens = places // count % folds * width + columns.gather(1, places % count)
+        found.append((best, tokens, places // (folds * count)))
+    best, tokens, parents = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return best, tokens, parents
 
 
 def _candidates(config: GenerationConfig) -> int:
@@ -305,14 +313,6 @@ class _Search:
 
     def _logits(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
         return _forward(self.model, tokens, mask, self.memory, self.memory_mask, self.cache)
-
-    def candidates(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The C best continuations of each sentence, best first: scores, tokens and parents, (A, C) each."""
-        sentences, beams = self.scores.shape
-        best, tokens = likeliest(logits, self.kept)  # of each beam; those of the sentence are among them
-        scores = (self.scores[:, :, None] + best.view(sentences, beams, -1)).flatten(1)
-        scores, places = scores.topk(self.kept)
-        return scores, tokens.view(sentences, -1).gather(1, places), places // self.kept
 
     def advance(self, scores: Tensor, tokens: Tensor, parents: Tensor) -> None:
         """Go on with the K best candidates that have not ended; keep the best of those that have."""
