@@ -7,12 +7,12 @@ round, after one round of warm-up (scripts/taking_turns.py). What each round fou
 scripts/results/benchmark.json, section by section (`--only`); scripts/results_table.py makes tables of ratios of it.
 
 - **machine**: operations a second of products of 1024 x 1024 matrices; bytes read and written a second by a copy.
-- **training**: an epoch over a random part of Multi30k inside each trainer, from the end of the first step to the end
-  of the last; target tokens a second, padding not counted. Same sizes, dropout, label smoothing, learning rate and
-  clipping, AdamW (fused in all but JoeyNMT, which has no such option). Ours: batches by token budget; or transformers'
-  plain Seq2SeqTrainer. MarianMT: Seq2SeqTrainer with its label smoother. Both Seq2SeqTrainers group by length and get
-  the best of three batch sizes. `torch.nn.Transformer`: a loop by hand over our batches. JoeyNMT, where it is
-  installed: its own trainer and batches.
+- **training**: some batches of an epoch of Multi30k inside each trainer, evenly spread over short and long ones, from
+  the end of the first step to the end of the last; target tokens a second, padding not counted. Same sizes, dropout,
+  label smoothing, learning rate and clipping, AdamW (fused in all but JoeyNMT, which has no such option). Ours: batches
+  by token budget; or transformers' plain Seq2SeqTrainer. MarianMT: Seq2SeqTrainer with its label smoother. Both
+  Seq2SeqTrainers group the whole corpus by length and get the best of three batch sizes. `torch.nn.Transformer`: a loop
+  by hand over our batches. JoeyNMT, where it is installed: its own trainer and batches.
 - **one step**: operations of the matrix products of our training step, padding included, a second, beside those of the
   machine: the ratio of the two says how far we are from the lower bound.
 - **peak memory**: resident memory that a training step of 4,096 target tokens takes above what model and optimiser
@@ -115,20 +115,20 @@ def training(options: argparse.Namespace, shape: Shape, trainer: str, bf16: bool
     """Work: target tokens, padding not counted."""
     corpus, config = prepared(options.folder, shape)
 
-    def measure(number: int, tokens: int, pairs: int) -> Round:
-        rows = np.random.default_rng(number).permutation(len(corpus.train))[:pairs]
+    def measure(number: int, tokens: int, parts: int) -> Round:
         set_seed(number)
-        folder = Path(options.folder) / f"{os.getpid()}"
-        round = TRAINERS[trainer](folder, corpus.tokenizer, config, corpus.train.select(rows), tokens, bf16)
+        folder, part = Path(options.folder) / f"{os.getpid()}", slice(number % parts, None, parts)
+        round = TRAINERS[trainer](folder, corpus.tokenizer, config, corpus.train, tokens, bf16, part)
         give_memory_back()  # nine trainers wait side by side
         return {**round, "tokens": tokens}
 
     tokens = shape.tokens
     if TRAINERS[trainer] in (seq2seq_trainer, marian_trainer):
         sizes = [options.batch_tokens] if options.batch_tokens else [tokens // 2, tokens, 2 * tokens]
-        tokens = best(sizes, lambda size: measure(0, size, options.pairs or shape.trial))
-    pairs = options.pairs or shape.pairs
-    return lambda number: measure(number, tokens, pairs // 4 if trainer == "joeynmt" else pairs)  # or it takes minutes
+        tokens = best(sizes, lambda size: measure(0, size, shape.trial))
+    return lambda number: measure(
+        number, tokens, shape.parts * (4 if trainer == "joeynmt" else 1)
+    )  # or it takes minutes
 
 
 # ---- one step ----
@@ -254,7 +254,7 @@ def whole_run(options: argparse.Namespace, processes: int) -> Measure:
         launcher += ["--mixed_precision", "no", "--dynamo_backend", "no"]
     flags = ["--dataset_name", options.dataset_name, "--source_lang", "en", "--target_lang", "de", "--use_cpu", "true"]
     flags += ["--preset", TINY.preset, "--validation_split", "", "--eval_strategy", "no", "--save_strategy", "no"]
-    flags += ["--num_train_epochs", "1", "--max_train_samples", str(options.pairs or TINY.pairs), "--report_to", "none"]
+    flags += ["--num_train_epochs", "1", "--max_train_samples", "7250", "--report_to", "none"]
     flags += ["--max_tokens_per_batch", str(TINY.tokens // processes), "--logging_strategy", "no"]
     flags += ["--disable_tqdm", "true"]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
@@ -326,7 +326,6 @@ def main() -> int:
     parser.add_argument("--dataset_name", required=True, help="a Multi30k folder")
     parser.add_argument("--model", help="what scripts/train.py left; for translation")
     parser.add_argument("--marian", help="what scripts/train_marian.py left; for translation")
-    parser.add_argument("--pairs", type=int, help="so many in a round of training, for a trial")
     parser.add_argument("--batch_tokens", type=int, help="of the Seq2SeqTrainers, instead of the best of three sizes")
     options = parser.parse_args()
     if not (options.model and options.marian) and {"translation, 5 beams", "translation, 1 beam"} & {*options.only}:

@@ -1,6 +1,6 @@
-"""An epoch of training by us and by the peers, timed inside each trainer; and a single training step.
+"""Some batches of an epoch by us and by the peers, timed inside each trainer; and a single training step.
 
-All get the same pairs, sizes, dropout, label smoothing, learning rate and clipping, and AdamW, fused wherever the
+All get the same corpus, sizes, dropout, label smoothing, learning rate and clipping, and AdamW, fused wherever the
 trainer has that option (JoeyNMT has not).
 """
 
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback
 from transformers.trainer_pt_utils import LabelSmoother
 
@@ -35,21 +36,21 @@ class Shape(NamedTuple):
 
     Attributes:
         tokens: padded tokens of a batch; Seq2SeqTrainers may also take half or twice as many.
-        pairs: of a round.
-        trial: pairs with which a batch size is tried.
+        parts: a round trains on one of so many parts of an epoch.
+        trial: the same for trying a batch size.
     """
 
     preset: str
     tokens: int
-    pairs: int
+    parts: int
     trial: int
 
     def config(self, vocab_size: int) -> VanillaTransformerConfig:
         return VanillaTransformerConfig.preset(self.preset, vocab_size=vocab_size)
 
 
-TINY = Shape("multi30k-tiny", tokens=4096, pairs=7250, trial=2400)
-BASE = Shape("paper-base", tokens=2048, pairs=1000, trial=800)
+TINY = Shape("multi30k-tiny", tokens=4096, parts=4, trial=12)
+BASE = Shape("paper-base", tokens=2048, parts=29, trial=36)
 
 
 def prepared(folder: str, shape: Shape) -> tuple[PreparedCorpus, VanillaTransformerConfig]:
@@ -94,10 +95,22 @@ def trainer_settings(folder: Path, bf16: bool) -> dict[str, Any]:
     return {**silent, **recipe, "output_dir": str(folder), "disable_tqdm": True, "dataloader_pin_memory": False}
 
 
-def our_trainer(folder: Path, tokenizer: Any, config: Any, pairs: Any, tokens: int, bf16: bool) -> Round:
+class OurTrainer(VanillaTransformerTrainer):
+    def __init__(self, part: slice, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.part = part
+
+    def get_train_dataloader(self) -> DataLoader:
+        loader = super().get_train_dataloader()
+        loader.batch_sampler.bounds = loader.batch_sampler.bounds[self.part]
+        return loader
+
+
+def our_trainer(folder: Path, tokenizer: Any, config: Any, pairs: Any, tokens: int, bf16: bool, part: slice) -> Round:
     clock = StepClock(PairCollator(config.pad_token_id))
     args = TrainingArguments(**trainer_settings(folder, bf16), max_tokens_per_batch=tokens, label_smoothing_factor=0.0)
-    VanillaTransformerTrainer(
+    OurTrainer(
+        part,
         model=VanillaTransformerForConditionalGeneration(config),  # which smooths the labels itself
         args=args,
         data_collator=clock,
@@ -109,8 +122,21 @@ def our_trainer(folder: Path, tokenizer: Any, config: Any, pairs: Any, tokens: i
     return clock.round()
 
 
+class PlainTrainer(Seq2SeqTrainer):
+    """Its groups of similar length are those of a whole epoch, of which it gets some batches."""
+
+    def __init__(self, part: slice, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.part = part
+
+    def _get_train_sampler(self, *args: Any) -> list[int]:
+        order, size = list(super()._get_train_sampler(*args)), self.args.per_device_train_batch_size
+        batches = [order[start : start + size] for start in range(0, len(order), size)]
+        return [index for batch in batches[self.part] if len(batch) == size for index in batch]
+
+
 def seq2seq_trainer(
-    folder: Path, tokenizer: Any, config: Any, pairs: Any, tokens: int, bf16: bool, marian: bool = False
+    folder: Path, tokenizer: Any, config: Any, pairs: Any, tokens: int, bf16: bool, part: slice, marian: bool = False
 ) -> Round:
     model = marian_like(config) if marian else VanillaTransformerForConditionalGeneration(config)
     clock = StepClock(DataCollatorForSeq2Seq(tokenizer, model=model))
@@ -120,7 +146,8 @@ def seq2seq_trainer(
         train_sampling_strategy="group_by_length",
         label_smoothing_factor=0.1 if marian else 0.0,
     )
-    Seq2SeqTrainer(
+    PlainTrainer(
+        part,
         model=model,
         args=args,
         data_collator=clock,
@@ -177,12 +204,14 @@ class TorchTransformer(nn.Module):
         return self.dropout(self.embedding(ids) * self.config.d_model**0.5 + positions)
 
 
-def torch_loop(folder: Path, tokenizer: Any, config: Any, pairs: Any, tokens: int, bf16: bool) -> Round:
+def torch_loop(folder: Path, tokenizer: Any, config: Any, pairs: Any, tokens: int, bf16: bool, part: slice) -> Round:
     model = TorchTransformer(config).train()
     criterion = nn.CrossEntropyLoss(ignore_index=IGNORED, label_smoothing=0.1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0, fused=True)
     clock, pairs = StepClock(PairCollator(config.pad_token_id)), TrainingPairs(pairs)
-    for keys in TokenBatchSampler(np.maximum(*token_lengths(pairs.pairs)), tokens, seed=1):
+    sampler = TokenBatchSampler(np.maximum(*token_lengths(pairs.pairs)), tokens, seed=1)
+    sampler.bounds = sampler.bounds[part]
+    for keys in sampler:
         batch = clock(pairs.__getitems__(keys))
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             logits = model(batch["input_ids"], batch["labels"])
@@ -195,8 +224,13 @@ def torch_loop(folder: Path, tokenizer: Any, config: Any, pairs: Any, tokens: in
     return clock.round()
 
 
-def joeynmt_trainer(folder: Path, tokenizer: Any, config: Any, pairs: Any, tokens: int, bf16: bool) -> Round:
-    """JoeyNMT's own training; it has no bfloat16 on CPUs. Tokens are written as words."""
+def joeynmt_trainer(
+    folder: Path, tokenizer: Any, config: Any, pairs: Any, tokens: int, bf16: bool, part: slice
+) -> Round:
+    """JoeyNMT's own training; it has no bfloat16 on CPUs. Tokens are written as words.
+
+    It does not sort by length, so that a part of the pairs is as good as a part of its batches.
+    """
     from joeynmt.config import parse_global_args
     from joeynmt.prediction import prepare
     from joeynmt.training import TrainManager
@@ -205,7 +239,7 @@ def joeynmt_trainer(folder: Path, tokenizer: Any, config: Any, pairs: Any, token
     vocabulary = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
     (folder / "vocabulary").write_text("\n".join(vocabulary), encoding="utf-8")
     for language, column in (("en", "input_ids"), ("de", "labels")):
-        lines = (" ".join(vocabulary[token] for token in ids[:-1]) for ids in pairs[column])
+        lines = (" ".join(vocabulary[token] for token in ids[:-1]) for ids in pairs[column][part])
         (folder / f"train.{language}").write_text("\n".join(lines), encoding="utf-8")
     side = {"level": "word", "voc_file": str(folder / "vocabulary"), "voc_min_freq": 0}
     stack = {"type": "transformer", "hidden_size": config.d_model, "ff_size": config.encoder_ffn_dim}

@@ -189,11 +189,9 @@ def test_the_round_that_warms_up_is_not_kept(script):
 @pytest.mark.parametrize("trainer", ["ours", "ours, plain Seq2SeqTrainer", "marian", "torch.nn.Transformer"])
 def test_training_counts_target_tokens(script, trainer, shared_data, tmp_path):
     benchmark = script("benchmark")
-    options = argparse.Namespace(
-        dataset_name=str(shared_data / "multi30k"), folder=tmp_path, pairs=400, batch_tokens=1024
-    )
+    options = argparse.Namespace(dataset_name=str(shared_data / "multi30k"), folder=tmp_path, batch_tokens=1024)
     benchmark.prepare(options)
-    found = benchmark.training(options, benchmark.TINY._replace(tokens=1024), trainer, False)(1)
+    found = benchmark.training(options, benchmark.TINY._replace(tokens=1024, parts=75), trainer, False)(1)
     assert 1000 < found["work"] < 400 * 20
     assert found["seconds"] > 0
-    assert 0 < found["padding"] < 0.6  # of so few pairs transformers makes groups that hardly sort
+    assert 0 < found["padding"] < 0.3  # in groups of the whole corpus
