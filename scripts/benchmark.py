@@ -21,6 +21,7 @@ scripts/results/benchmark.json, section by section (`--only`); scripts/results_t
   scripts/train_marian.py; `paper-base` with random weights, 200 sentences, 13 tokens each (the end of a sentence is
   made impossible). Ours and MarianMT through `translate`, CTranslate2 through its own batching; every engine with the
   best of four batch sizes.
+- **depth**: the presets with a deep encoder and one decoder layer beside the symmetric ones, random weights as above.
 - **two processes**: scripts/train.py with half of the threads each, against one process with all of them and the same
   tokens per update; target tokens a second of an epoch.
 """
@@ -76,6 +77,7 @@ RESULT = ROOT / "scripts" / "results" / "benchmark.json"
 BATCH_SIZES = (2048, 4096, 8192, 16384)  # tokens, of translation
 LENGTH = 13  # tokens of a translation by a model with random weights
 PRECISIONS = {"float32": False, "bfloat16": True}
+SHALLOW = {TINY.preset: "multi30k-deep-shallow", BASE.preset: "deep-shallow"}
 
 
 # ---- machine ----
@@ -182,9 +184,11 @@ def translation(options: argparse.Namespace, engine: str, dtype: str, beams: int
     )
 
 
-def forced_translation(options: argparse.Namespace, engine: str, dtype: str, beams: int) -> Measure:
+def forced_translation(
+    options: argparse.Namespace, engine: str, dtype: str, beams: int, shape: Shape = BASE
+) -> Measure:
     """Work: sentences, by models with random weights that never end a sentence by themselves."""
-    corpus, config = prepared(options.folder, BASE)
+    corpus, config = prepared(options.folder, shape)
     config.lm_head_bias = True
     model = marian_like(config) if engine == "marian" else VanillaTransformerForConditionalGeneration(config)
     never_ending(model, LENGTH).generation_config.early_stopping = beams > 1
@@ -296,6 +300,15 @@ def translators(make: Callable[..., Measure], beams: int) -> Engines:
     return {f"{name} {dtype}": Engine(make, (name, dtype, beams)) for name, dtype in names}
 
 
+def depths(symmetric: Shape, beams: int) -> Engines:
+    shapes = {"symmetric": symmetric, "shallow": symmetric._replace(preset=SHALLOW[symmetric.preset])}
+    return {
+        f"{name} {dtype}": Engine(forced_translation, ("ours", dtype, beams, shape))
+        for name, shape in shapes.items()
+        for dtype in PRECISIONS
+    }
+
+
 SHAPES = (TINY, BASE)
 SECTIONS: dict[str, Engines] = {
     "machine": {**MATRICES, "memory copy": Engine(memory_copy)},
@@ -306,6 +319,8 @@ SECTIONS: dict[str, Engines] = {
     "translation, 1 beam": translators(translation, 1),
     f"translation, paper-base, {LENGTH} tokens, 5 beams": translators(forced_translation, 5),
     f"translation, paper-base, {LENGTH} tokens, 1 beam": translators(forced_translation, 1),
+    **{f"depth, {SHALLOW[shape.preset]}, 5 beams": depths(shape, 5) for shape in SHAPES},
+    **{f"depth, {SHALLOW[shape.preset]}, 1 beam": depths(shape, 1) for shape in SHAPES},
     "two processes": {
         "one process": Engine(whole_run, (1,)),
         "two processes": Engine(whole_run, (2,)),

@@ -162,6 +162,21 @@ def memory(sections: dict[str, dict]) -> str:
     return "\n".join(lines)
 
 
+def depth(sections: dict[str, dict]) -> str:
+    """How many times as fast as the symmetric model one with a deep encoder and a shallow decoder translates."""
+    lines = ["| preset | search | precision | × symmetric, median | least to greatest |", "|---|---|---|---|---|"]
+    for section in sections:
+        if not section.startswith("depth"):
+            continue
+        _, preset, search = section.split(", ")
+        engines = sections[section]["engines"]
+        for dtype in dict.fromkeys(name.split()[1] for name in engines):
+            symmetric = median(rates(engines, f"symmetric {dtype}"))
+            ratios = [rate / symmetric for rate in rates(engines, f"shallow {dtype}")]
+            lines.append(f"| `{preset}` | {search} | {dtype} | {spread(ratios)} |")
+    return "\n".join(lines)
+
+
 def scaling(sections: dict[str, dict]) -> str:
     """A table for each curve of scripts/scaling.py, relative to its first point."""
     tables = []

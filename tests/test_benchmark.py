@@ -63,6 +63,12 @@ def test_memory_is_a_share_of_the_better_marian(script):
     assert lines[4] == "| `x` | marian bfloat16 | 1.00 | 1.00 to 1.00 |"
 
 
+def test_a_shallow_decoder_is_relative_to_the_symmetric_model(script):
+    measured = section(symmetric_float32=rounds(2), shallow_float32=rounds(3, 5))
+    lines = script("results_table").depth({"machine": section(), "depth, deep, 5 beams": measured}).splitlines()
+    assert lines[2:] == ["| `deep` | 5 beams | float32 | 2.00 | 1.50 to 2.50 |"]
+
+
 @pytest.mark.parametrize("section", ["translation, 5 beams", "translation, 1 beam"])
 def test_translation_needs_trained_models(script, section, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["benchmark.py", "--dataset_name", "nowhere", "--model", "x", "--only", section])
