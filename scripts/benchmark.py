@@ -191,18 +191,20 @@ def forced_translation(
     corpus, config = prepared(options.folder, shape)
     config.lm_head_bias = True
     model = marian_like(config) if engine == "marian" else VanillaTransformerForConditionalGeneration(config)
-    never_ending(model, LENGTH).generation_config.early_stopping = beams > 1
+    never_ending(model, LENGTH, beams)
     sentences = test_set(options)[:200]
     if engine != "ctranslate2":
         return searching(model.to(getattr(torch, dtype)).eval(), corpus.tokenizer, sentences, beams)
     return searching_with_ctranslate2(options, model, corpus.tokenizer, sentences, beams, dtype)
 
 
-def never_ending(model: PreTrainedModel, length: int) -> PreTrainedModel:
+def never_ending(model: PreTrainedModel, length: int, beams: int) -> PreTrainedModel:
     """A model whose output projection has a bias, made to write `length` tokens, whatever it reads."""
     bias = model.lm_head.bias.data if model.lm_head.bias is not None else model.final_logits_bias
     bias[..., model.config.eos_token_id] = -1e4
-    model.generation_config.max_length = length + 1  # with the start token
+    model.generation_config.update(
+        max_length=length + 1, num_beams=beams, early_stopping=beams > 1
+    )  # with the start token
     return model
 
 

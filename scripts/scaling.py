@@ -57,10 +57,10 @@ def step(options: argparse.Namespace, bf16: bool, tokens: int, length: int, voca
 def decoding(options: argparse.Namespace, bf16: bool, beams: int) -> Measure:
     """A search."""
     config = VanillaTransformerConfig.preset("multi30k-tiny", vocab_size=VOCABULARY, lm_head_bias=True)
-    model = never_ending(VanillaTransformerForConditionalGeneration(config), LENGTH).eval()
+    model = never_ending(VanillaTransformerForConditionalGeneration(config), LENGTH, beams).eval()
     model.to(torch.bfloat16 if bf16 else torch.float32)
     source = torch.randint(4, config.vocab_size, (64, 16))
-    return timed_and_weighed(lambda: model.generate(source, num_beams=beams), len(source))
+    return timed_and_weighed(lambda: model.generate(source), len(source))
 
 
 def curve(make: Callable[..., Measure], points: dict[int, tuple]) -> Engines:

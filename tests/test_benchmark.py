@@ -148,12 +148,13 @@ def test_peak_memory_is_what_is_taken_at_once(script):
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-def test_models_with_random_weights_write_as_many_tokens_as_asked_for(script, beams):
+def test_models_with_random_weights_write_as_many_tokens_as_asked_for(script, beams, tmp_path):
     trainers, never_ending = script("trainers"), script("benchmark").never_ending
     config = trainers.VanillaTransformerConfig.preset("test", vocab_size=50, lm_head_bias=True)
     for model in (trainers.VanillaTransformerForConditionalGeneration(config), trainers.marian_like(config)):
         source = torch.randint(4, 50, (5, 7))
-        written = never_ending(model, 9).eval().generate(source, num_beams=beams)
+        written = never_ending(model, 9, beams).eval().generate(source)
+        model.generation_config.save_pretrained(tmp_path)  # as an export does
         assert written.shape == (5, 10)
         assert not (written == config.eos_token_id).any()
 
