@@ -122,6 +122,31 @@ def test_test_splits_of_a_data_set_are_kept_out_of_training(tmp_path):
     assert prepare(tmp_path, dataset_name=data, train_split="one").train["source"][:] == TEXT[2:5]
 
 
+def test_several_directions_are_learnt_at_once(tmp_path):
+    """Each source says where to; nothing of the evaluation is trained on, whatever side it is on."""
+    columns = {"en": TEXT, "xx": [translate(line) for line in TEXT], "yy": [line.upper() for line in TEXT]}
+    held = {language: lines[:2] for language, lines in columns.items() if language != "yy"}
+    saved = DatasetDict(train=Dataset.from_dict(columns), validation=Dataset.from_dict(held))
+    saved.save_to_disk(tmp_path / "data")
+    options = {"directions": ["en-xx", "xx-en", "yy-xx"], "max_source_length": 99, "max_target_length": 99}
+    prepared = prepare(tmp_path, dataset_name=tmp_path / "data", **options)
+    rows = [*zip(prepared.train["source"], prepared.train["target"], strict=True)]
+    expected = [
+        (f"2{target} {columns[source][line]}", columns[target][line])
+        for source, target in (("en", "xx"), ("xx", "en"), ("yy", "xx"))
+        for line in range(2, len(TEXT))
+    ]
+    assert rows == expected
+    assert prepared.report["dropped"]["overlap"] == 6
+    assert sorted(prepared.validation["source"]) == sorted(f"2xx {line}" for line in TEXT[:2])
+    assert not prepared.report["warnings"]
+
+
+def test_directions_that_cannot_be(tmp_path):
+    fails("directions: 'en' is not two languages", tmp_path, **corpus(tmp_path), directions=["en"])
+    fails("directions: two text files have one", tmp_path, **corpus(tmp_path), directions=["en-xx", "xx-en"])
+
+
 @pytest.mark.parametrize("side", ["source", "target"])
 def test_pairs_that_are_too_long_in_tokens_are_dropped_with_their_line(tmp_path, side):
     options = {"train_file": pairs_file(tmp_path, TEXT), "tokenizer_type": "word-level", "vocab_size": 100}

@@ -46,6 +46,13 @@ class DataArguments:
 
     source_lang: str | None = field(default=None, metadata={"help": "Source language code, such as en."})
     target_lang: str | None = field(default=None, metadata={"help": "Target language code, such as de."})
+    directions: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "Learn several directions at once, such as en-de de-en fr-de, from a data set or a table that has "
+            "these languages. Each source begins with the language to translate into, as in '2de A man sleeps.'"
+        },
+    )
     dataset_name: str | None = field(
         default=None,
         metadata={"help": "A Hub data set id, a folder of save_to_disk, or a Multi30k folder as upstream lays it out."},
@@ -240,6 +247,11 @@ def _check_consistency(training: TrainingArguments):
 def _check_data(data: DataArguments, training: TrainingArguments):
     if bool(data.train_file) == bool(data.dataset_name):
         raise UserError("the training text: give either --train_file or --dataset_name")
+    for direction in data.directions:
+        if not all(direction.partition("-")):
+            raise UserError(f"directions: {direction!r} is not two languages with a hyphen between them, such as en-de")
+    if data.directions and len(data.train_file) == 2:
+        raise UserError("directions: two text files have one: give a data set, or a table with a column per language")
     has_validation = data.validation_file or (data.dataset_name and data.validation_split)
     if not has_validation and (training.early_stopping_patience or training.load_best_model_at_end):
         raise UserError("early stopping needs a validation set: give --validation_file")

@@ -77,7 +77,9 @@ def prepare_corpus(
         raise UserError(f"{folder} holds {min(foreign)}, which is not of a training: choose another --output_dir")
     shutil.rmtree(folder, ignore_errors=True)
     validation = _validation_pairs(data)
-    held_out = HeldOut.of([*validation, *_test_pairs(data)])
+    held_out = HeldOut.of(_both_ways([*validation, *_test_pairs(data)], data.directions))
+    if data.directions:
+        validation = [_tagged(pair, data.target_lang) for pair in validation]
     report = CorpusReport("training text")
     texts = _as_dataset(_clean_training_pairs(data, report, held_out), folder / "cache" / "text")
     report.require_pairs()
@@ -101,16 +103,27 @@ def prepare_corpus(
     shutil.rmtree(folder / "cache")
 
 
-def _read(data: DataArguments, files: list[str], split: str) -> Iterator[Pair]:
+def _read(data: DataArguments, files: list[str], split: str, direction: str | None = None) -> Iterator[Pair]:
+    source_lang, _, target_lang = (direction or f"{data.source_lang}-{data.target_lang}").partition("-")
     return read_pairs(
         files=files,
         dataset=None if files else data.dataset_name,
         config_name=None if files else data.dataset_config_name,
         split=split,
-        source_lang=data.source_lang,
-        target_lang=data.target_lang,
+        source_lang=source_lang,
+        target_lang=target_lang,
         streaming=data.streaming,
     )
+
+
+def _both_ways(pairs: list[Pair], directions: list[str]) -> list[Pair]:
+    """What is a source of one direction is a target of another."""
+    return pairs + [pair._replace(source=pair.target, target=pair.source) for pair in pairs if directions]
+
+
+def _tagged(pair: Pair, target_lang: str) -> Pair:
+    """Of a model of several directions the source says where to (Johnson et al. 2017), in a word of its own."""
+    return pair._replace(source=f"2{target_lang} {pair.source}")
 
 
 def _validation_pairs(data: DataArguments) -> list[Pair]:
@@ -137,8 +150,11 @@ def _test_pairs(data: DataArguments) -> Iterator[Pair]:
 
 
 def _clean_training_pairs(data: DataArguments, report: CorpusReport, held_out: HeldOut) -> Iterator[Pair]:
-    pairs = islice(_read(data, data.train_file, data.train_split), data.max_train_samples)
-    return clean_pairs(pairs, CleaningRules(max_length_ratio=data.max_length_ratio), report, held_out)
+    rules = CleaningRules(max_length_ratio=data.max_length_ratio)
+    for direction in data.directions or [None]:
+        pairs = islice(_read(data, data.train_file, data.train_split, direction), data.max_train_samples)
+        for pair in clean_pairs(pairs, rules, report, held_out):
+            yield _tagged(pair, direction.partition("-")[2]) if direction else pair
 
 
 def _as_dataset(pairs: Iterator[Pair], cache: Path) -> Dataset:
@@ -164,7 +180,7 @@ def _as_dataset(pairs: Iterator[Pair], cache: Path) -> Dataset:
 def _warn_of_swapped_sides(data: DataArguments, report: CorpusReport, texts: Dataset, validation: list[Pair]) -> None:
     sample = [Pair(row["source"], row["target"], row["line"]) for row in texts.select(range(min(2000, len(texts))))]
     warnings = [swapped_endings(data.train_file, data.source_lang, data.target_lang)]
-    if validation:
+    if validation and not data.directions:
         warnings.append(swapped(sample, validation[:2000]))
     report.warnings.extend(warning for warning in warnings if warning)
 
