@@ -93,6 +93,8 @@ def test_export_to_ctranslate2_and_translate_with_it(folder, tmp_path, capsys):
     assert found.endswith(f"{output}: is not an empty folder: name a new one")
     found = complaint(capsys, ["translate", str(output), "--engine", "ctranslate2", "a", "--dtype", "bfloat16"])
     assert found.endswith("--dtype bfloat16: with CTranslate2 the type is chosen by `export --compute_type`")
+    found = complaint(capsys, ["translate", str(output), "--engine", "ctranslate2", "a", "--ensemble", str(output)])
+    assert found.endswith("--engine ctranslate2 does not know --ensemble")
 
 
 def test_a_certificate_goes_with_an_export(folder, tmp_path, capsys):
@@ -247,6 +249,25 @@ def test_evaluate_writes_scores_and_hypotheses_and_compares(folder, tmp_path, ca
     write(perfect / "news.hyp.de", TEXT)
     assert main([*command, "--results", str(tmp_path / "two"), "--against", str(perfect)]) == 0
     assert f"news: {perfect} is better than {folder} by" in capsys.readouterr().out
+
+
+def test_an_ensemble_leaves_the_scores_of_its_members_alone(folder, tmp_path, capsys):
+    test_file = [write(tmp_path / f"news.{side}", TEXT) for side in ("en", "de")]
+    command = ["evaluate", str(folder), "--ensemble", str(folder), "--test_file", *test_file]
+    (folder / "evaluation.json").unlink(missing_ok=True)
+    assert main([*command, "--results", str(tmp_path / "results")]) == 0
+    assert not (folder / "evaluation.json").exists()
+    record = json.loads((tmp_path / "results" / "evaluation.json").read_text(encoding="utf-8"))
+    assert record["generation"]["models"] == 2
+    assert record["sets"]["news"]["n"] == len(TEXT)
+    assert "for the model card" not in capsys.readouterr().err
+    assert complaint(capsys, command).endswith(
+        "an ensemble is not a folder: say with --results where the hypotheses go"
+    )
+    main(["translate", str(folder), *TEXT])
+    alone = capsys.readouterr().out
+    assert main(["translate", str(folder), *TEXT, "--ensemble", str(folder), str(folder)]) == 0
+    assert capsys.readouterr().out == alone
 
 
 def test_committed_records_quote_no_sentence_and_name_no_folder_of_this_machine(folder, tmp_path, monkeypatch):

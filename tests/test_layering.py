@@ -32,7 +32,7 @@ LEVELS = [
     {"layers", "attention_backends"},
     {"transformer"},
     {"modeling_vanilla_transformer"},
-    {"corpus", "embedded_corpus", "batching", "averaging", "checkpoints", "consistency", "weight_files"},
+    {"corpus", "embedded_corpus", "batching", "averaging", "checkpoints", "consistency", "ensemble", "weight_files"},
     {"arguments", "preparation", "training"},
     {
         "translation",

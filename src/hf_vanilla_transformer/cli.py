@@ -50,17 +50,16 @@ def _model_parser(command: str, description: str) -> argparse.ArgumentParser:
 
 
 def _load(options: argparse.Namespace):
-    from .translation import load_model
+    from .translation import load_ensemble, load_model
 
-    return load_model(
-        options.model,
-        device=options.device,
-        dtype=options.dtype,
-        trust_remote_code=options.trust_remote_code,
-    )
+    how = {name: getattr(options, name) for name in ("device", "dtype", "trust_remote_code")}
+    if getattr(options, "ensemble", None):
+        return load_ensemble([options.model, *options.ensemble], **how)
+    return load_model(options.model, **how)
 
 
 def _add_search_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--ensemble", nargs="+", metavar="MODEL", help="models of the same tokenizer that search along")
     parser.add_argument("--num_beams", type=int, help="beams; by default those of generation_config.json")
     parser.add_argument("--length_penalty", type=float, help="exponent of the length in the beam score")
     parser.add_argument(
@@ -149,6 +148,8 @@ def _load_engine(options: argparse.Namespace):
     """The model in `options.model` on CTranslate2; raises UserError for an option that it does not know."""
     if options.length_penalty_type == "wu":
         raise UserError("--engine ctranslate2 does not know --length_penalty_type wu: it ranks by the average")
+    if options.ensemble:
+        raise UserError("--engine ctranslate2 does not know --ensemble")
     if options.dtype != "auto":
         raise UserError(f"--dtype {options.dtype}: with CTranslate2 the type is chosen by `export --compute_type`")
     engine, _ = _ctranslate2()
@@ -220,8 +221,9 @@ def _evaluate(argv: Sequence[str]) -> None:
     test_sets = _read_test_sets(folder, options)
     _, target_lang = _languages(folder, options)
     results = Path(options.results) if options.results else None
-    if results is None and not folder.is_dir():
-        raise UserError(f"{options.model} is not a folder: say with --results where the hypotheses go")
+    if results is None and (options.ensemble or not folder.is_dir()):
+        what = "an ensemble" if options.ensemble else options.model
+        raise UserError(f"{what} is not a folder: say with --results where the hypotheses go")
     for test_set in test_sets if options.against else []:
         read_hypotheses(Path(options.against), test_set, target_lang)  # or else it would fail after the translating
     model, tokenizer = _load(options)
@@ -229,7 +231,7 @@ def _evaluate(argv: Sequence[str]) -> None:
         model,
         tokenizer,
         test_sets,
-        folder=folder,
+        folder=results if options.ensemble else folder,
         target_lang=target_lang,
         num_beams=options.num_beams,
         length_penalty=options.length_penalty,
@@ -239,7 +241,7 @@ def _evaluate(argv: Sequence[str]) -> None:
     for name, found in record["sets"].items():
         for metric, entry in found["scores"].items():
             print(f"{name}\t{metric}\t{entry['score']:.2f}\t{entry['signature']}")
-    if folder.is_dir():
+    if folder.is_dir() and not options.ensemble:
         print(f"the scores are in {folder / EVALUATION_RECORD}, for the model card", file=sys.stderr)
     if options.against:
         verdicts = compare(Path(options.against), results or folder, test_sets, target_lang)

@@ -10,6 +10,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .corpus import read_pairs
+from .ensemble import Ensemble
 from .errors import UserError
 from .evaluation import PairedBootstrap, p1_bleu, p1_tokens, paired_bootstrap, score
 from .provenance import EVALUATION_RECORD, RUN_RECORD, provenance
@@ -126,6 +127,8 @@ def evaluate_model(
     beams = num_beams or generation.num_beams or 1
     penalty = generation.length_penalty if length_penalty is None else length_penalty
     search: dict[str, Any] = {"num_beams": beams}
+    if isinstance(model, Ensemble):
+        search["models"] = len(model.members)
     if beams > 1:
         search["length_penalty"] = 1.0 if penalty is None else penalty
         stored = getattr(generation, "length_penalty_type", None)

@@ -189,6 +189,15 @@ def load_tokenizer(name_or_path: str | os.PathLike, trust_remote_code: bool = Fa
     return AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
 
 
+def same_tokenizer(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
+    """Whether both encode sources and targets alike."""
+    sides = [
+        [tokenizer.backend_tokenizer, getattr(tokenizer, "target_backend", tokenizer.backend_tokenizer)]
+        for tokenizer in (one, other)
+    ]
+    return all(ours.to_str() == theirs.to_str() for ours, theirs in zip(*sides, strict=True))
+
+
 def require_fit(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) -> None:
     """Check that a tokenizer and a model belong together.
 
@@ -269,4 +278,5 @@ __all__ = [
     "learn_backend",
     "load_tokenizer",
     "require_fit",
+    "same_tokenizer",
 ]

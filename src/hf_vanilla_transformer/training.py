@@ -41,7 +41,13 @@ from .loss import IGNORED
 from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .preparation import PreparedCorpus, prepare_corpus, token_lengths
 from .provenance import EVALUATION_RECORD, RUN_RECORD, provenance, without_folders
-from .tokenization_vanilla_transformer import SeparateVocabularyTokenizer, SubwordDropout, load_tokenizer, require_fit
+from .tokenization_vanilla_transformer import (
+    SeparateVocabularyTokenizer,
+    SubwordDropout,
+    load_tokenizer,
+    require_fit,
+    same_tokenizer,
+)
 
 METRICS = ("bleu", "chrf", "loss")
 # Options that say where a run is, or that transformers fills in from others: not part of a recipe.
@@ -216,7 +222,7 @@ def train(arguments: Arguments, score: Scorer | None = None) -> Path:
         if args.process_index == 0:
             prepare_corpus(data, tokenizer_options, prepared, model_args.model_name_or_path)
         corpus = PreparedCorpus.load(prepared)
-    if checkpoint and not _same_tokenizer(corpus.tokenizer, load_tokenizer(checkpoint)):
+    if checkpoint and not same_tokenizer(corpus.tokenizer, load_tokenizer(checkpoint)):
         raise UserError(f"the text or the tokenizer is not that of {checkpoint}: resume with what it was made from")
     set_seed(args.seed)
     model = _build_model(arguments, corpus.tokenizer)
@@ -334,14 +340,6 @@ def _build_model(
         **(search if args.generation_num_beams > 1 else {}),
     )
     return model
-
-
-def _same_tokenizer(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
-    sides = [
-        [tokenizer.backend_tokenizer, getattr(tokenizer, "target_backend", tokenizer.backend_tokenizer)]
-        for tokenizer in (one, other)
-    ]
-    return all(ours.to_str() == theirs.to_str() for ours, theirs in zip(*sides, strict=True))
 
 
 def _vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:

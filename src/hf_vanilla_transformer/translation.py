@@ -10,11 +10,12 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedToken
 from transformers.utils import ModelOutput
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .ensemble import Ensemble
 from .errors import UserError
 from .loss import IGNORED
 from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .search import LENGTH_PENALTY_TYPES
-from .tokenization_vanilla_transformer import load_tokenizer, require_fit
+from .tokenization_vanilla_transformer import load_tokenizer, require_fit, same_tokenizer
 
 # Where generation_config names no maximum, that of section 6.1: "input length + 50"; here the longest of a batch.
 EXTRA_LENGTH = 50
@@ -72,6 +73,25 @@ def load_model(
         raise UserError(f"{name_or_path}: no model to load ({' '.join(str(error).split())})") from error
     require_fit(tokenizer, model.config)
     return model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval(), tokenizer
+
+
+def load_ensemble(names: Sequence[str], **options: Any) -> tuple[Ensemble, PreTrainedTokenizerBase]:
+    """Several saved models as one, and their tokenizer.
+
+    Args:
+        names: folders, or "user/name" on the Hub.
+        options: those of `load_model`.
+
+    Raises:
+        UserError: as `load_model`; a model that is not ours, or tokenizers that differ.
+    """
+    models, tokenizers = zip(*(load_model(name, **options) for name in names), strict=True)
+    for name, model, tokenizer in zip(names, models, tokenizers, strict=True):
+        if not isinstance(model, VanillaTransformerForConditionalGeneration):
+            raise UserError(f"{name} is a model of type {model.config.model_type}: only ours make an ensemble")
+        if not same_tokenizer(tokenizers[0], tokenizer):
+            raise UserError(f"{name} has another tokenizer than {names[0]}: train with the same text and options")
+    return Ensemble(models).eval(), tokenizers[0]
 
 
 def translate(
