@@ -9,7 +9,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean, median, stdev
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "scripts" / "results"
@@ -22,9 +22,16 @@ def records(recipe: Path) -> list[dict]:
 
 
 def cell(runs: list[dict], metric: str) -> str:
-    """ "35.1 / 29.0 / 25.2": the mean over seeds for each test set, in the order of `SETS`."""
-    scores = [[run["evaluation"]["sets"][name]["scores"][metric]["score"] for run in runs] for name in SETS]
-    return " / ".join(f"{mean(values):.1f}" for values in scores)
+    """ "35.1 / 29.0 / 25.2": the mean over seeds for each test set, in the order of `SETS`.
+
+    With the standard deviation where there are several seeds; nothing for a metric that tokenised text does not have.
+    """
+    scores = [[run["evaluation"]["sets"][name]["scores"] for run in runs] for name in SETS]
+    if metric not in scores[0][0]:
+        return ""
+    values = [[found[metric]["score"] for found in seeds] for seeds in scores]
+    spreads = [f" ± {stdev(seeds):.1f}" if len(seeds) > 1 else "" for seeds in values]
+    return " / ".join(f"{mean(seeds):.1f}{spread}" for seeds, spread in zip(values, spreads, strict=True))
 
 
 def results() -> str:
@@ -222,6 +229,7 @@ SECTIONS = {
     "common tests": common_tests,
     "defects": defects,
     "speed": lambda: speed(result("benchmark")["sections"]),
+    "depth": lambda: depth(result("benchmark")["sections"]),
     "lower bound": lambda: lower_bound(result("benchmark")["sections"]),
     "memory": lambda: memory(result("benchmark")["sections"]),
     "loss curves": lambda: loss_curves(result("loss_curves")["sections"]),

@@ -77,6 +77,18 @@ def test_translation_needs_trained_models(script, section, monkeypatch, capsys):
     assert "translation needs --model and --marian" in capsys.readouterr().err
 
 
+def test_scores_are_means_of_seeds_with_their_spread(script):
+    """Tokenised text has P1 alone."""
+    table = script("results_table")
+
+    def run(p1: float) -> dict:
+        return {"evaluation": {"sets": {name: {"scores": {"p1": {"score": p1}}} for name in table.SETS}}}
+
+    assert table.cell([run(40.0)], "p1") == "40.0 / 40.0 / 40.0"
+    assert table.cell([run(40.0), run(41.0), run(42.0)], "p1") == "41.0 ± 1.0 / 41.0 ± 1.0 / 41.0 ± 1.0"
+    assert table.cell([run(40.0)], "bleu") == ""
+
+
 def test_curves_are_relative_to_their_first_point(script):
     engines = {
         f"{dtype} {length}": [{"seconds": seconds * factor, "bytes": 7 * length}]

@@ -206,7 +206,7 @@ def score_pairs(
     sources: Sequence[str],
     targets: Sequence[str],
     *,
-    max_tokens_per_batch: int = 8192,
+    max_tokens_per_batch: int = 16384,
     progress: bool = False,
 ) -> list[PairScore]:
     """The log-probability of each given translation, in the order of the input.
