@@ -20,7 +20,7 @@ from hf_vanilla_transformer import (
     modeling_vanilla_transformer,
 )
 from hf_vanilla_transformer import beam_search as searches
-from hf_vanilla_transformer.beam_search import SharedHistory, best_continuations
+from hf_vanilla_transformer.beam_search import SharedHistory, best_continuations, likeliest
 from hf_vanilla_transformer.publishing import _code_travels
 from hf_vanilla_transformer.search import LENGTH_PENALTY_TYPES, WuLengthPenalty, length_penalty_of_type
 
@@ -706,6 +706,12 @@ class TestOwnBeamSearch:
         expected = model.generate(SOURCE, num_beams=num_beams, max_length=12, **plain)
         assert found.tolist() == expected.sequences.tolist()
         assert len(caches) == 1
+
+    @pytest.mark.parametrize("vocabulary", [37, 1000, 1009, 1280])
+    def test_likeliest_is_the_first_of_equal_ones(self, vocabulary):
+        """In whole numbers there are many of them."""
+        logits = torch.randint(-3, 4, (200, vocabulary), generator=torch.Generator().manual_seed(0)).float()
+        assert likeliest(logits).tolist() == [row.index(max(row)) for row in logits.tolist()]
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
     @pytest.mark.parametrize("vocabulary", [37, 1000, 1009, 1280])
