@@ -88,8 +88,11 @@ class TestSizes:
 )
 class TestDeepEncodersWithShallowDecoders:
     def test_only_the_layers_differ(self, deep, even, vocab_size):
+        """And the place of the norm where the other one does not train."""
         one, other = (VanillaTransformerConfig.preset(name).to_dict() for name in (deep, even))
-        assert {name for name in one if one[name] != other[name]} == {"encoder_layers", "decoder_layers"}
+        differing = {name for name in one if one[name] != other[name]} - {"norm_position"}
+        assert differing == {"encoder_layers", "decoder_layers"}
+        assert one["norm_position"] == {"deep-shallow": "post", "multi30k-deep-shallow": "pre"}[deep]
         assert (one["encoder_layers"], one["decoder_layers"]) == (2 * other["encoder_layers"], 1)
 
     def test_about_as_many_parameters(self, deep, even, vocab_size):
