@@ -128,9 +128,8 @@ def training(options: argparse.Namespace, shape: Shape, trainer: str, bf16: bool
     if TRAINERS[trainer] in (seq2seq_trainer, marian_trainer):
         sizes = [options.batch_tokens] if options.batch_tokens else [tokens // 2, tokens, 2 * tokens]
         tokens = best(sizes, lambda size: measure(0, size, shape.trial))
-    return lambda number: measure(
-        number, tokens, shape.parts * (4 if trainer == "joeynmt" else 1)
-    )  # or it takes minutes
+    parts = 4 * shape.parts if trainer == "joeynmt" else shape.parts  # or a round of it takes minutes
+    return lambda number: measure(number, tokens, parts)
 
 
 # ---- one step ----
@@ -202,9 +201,8 @@ def never_ending(model: PreTrainedModel, length: int, beams: int) -> PreTrainedM
     """A model whose output projection has a bias, made to write `length` tokens, whatever it reads."""
     bias = model.lm_head.bias.data if model.lm_head.bias is not None else model.final_logits_bias
     bias[..., model.config.eos_token_id] = -1e4
-    model.generation_config.update(
-        max_length=length + 1, num_beams=beams, early_stopping=beams > 1
-    )  # with the start token
+    with_start = length + 1
+    model.generation_config.update(max_length=with_start, num_beams=beams, early_stopping=beams > 1)
     return model
 
 

@@ -30,8 +30,8 @@ PRESETS = {
     # Kasai et al. 2021, "Deep Encoder, Shallow Decoder": a translation takes most of its time in the decoder, token by
     # token, and behind a deep encoder one layer of it can do. Twice the encoder layers and one decoder layer have 5%
     # fewer parameters than the layers of paper-base (this is the 12-1 of the article) and of multi30k-tiny, so that
-    # each pair can be compared. With the norm after each sub-layer the small one does not learn to read its source at
-    # the learning rate of multi30k-tiny: its norm stands before.
+    # each pair can be compared. In the small one the norm stands before each sub-layer, which deep stacks need at high
+    # learning rates (Xiong et al. 2020).
     "deep-shallow": {"encoder_layers": 12, "decoder_layers": 1},
     "multi30k-deep-shallow": {
         "d_model": 128,

@@ -1,8 +1,8 @@
 """Attention over short sequences on CPUs: the formula as batched matrix products.
 
 PyTorch's fused kernel goes through queries and keys in blocks of a size that pays for long sequences; for sentences the
-plain formula is faster. What the formula keeps in memory, the attention weights, is small for
-sentences, and the limit below sees to it.
+plain formula is faster. What the formula keeps in memory, the attention weights, is small for sentences, and the limit
+below sees to it.
 
 Shapes: B batch, T target (query) length, S source (key) length, H heads, K head size.
 """

@@ -5,6 +5,7 @@ Shapes: B sentences, S source length, T target length, V vocabulary.
 
 from collections.abc import Sequence
 from copy import deepcopy
+from math import log
 from typing import Any
 
 import torch
@@ -80,7 +81,7 @@ class Ensemble(VanillaTransformerForConditionalGeneration):
             )
             log_probabilities = output.logits.float().log_softmax(dim=-1)
             total = log_probabilities if total is None else torch.logaddexp(total, log_probabilities)
-        return Seq2SeqLMOutput(logits=total - torch.tensor(len(self.members)).log(), past_key_values=past_key_values)
+        return Seq2SeqLMOutput(logits=total - log(len(self.members)), past_key_values=past_key_values)
 
     def _caches(self, cache: EncoderDecoderCache | None) -> list[EncoderDecoderCache | None]:
         """Each member's layers of `cache`."""

@@ -77,9 +77,11 @@ def prepare_corpus(
         raise UserError(f"{folder} holds {min(foreign)}, which is not of a training: choose another --output_dir")
     shutil.rmtree(folder, ignore_errors=True)
     validation = _validation_pairs(data)
-    held_out = HeldOut.of(_both_ways([*validation, *_test_pairs(data)], data.directions))
-    if data.directions:
+    evaluation = [*validation, *_test_pairs(data)]
+    if data.directions:  # what is a source of one direction is a target of another
+        evaluation += [pair._replace(source=pair.target, target=pair.source) for pair in evaluation]
         validation = [_tagged(pair, data.target_lang) for pair in validation]
+    held_out = HeldOut.of(evaluation)
     report = CorpusReport("training text")
     texts = _as_dataset(_clean_training_pairs(data, report, held_out), folder / "cache" / "text")
     report.require_pairs()
@@ -114,11 +116,6 @@ def _read(data: DataArguments, files: list[str], split: str, direction: str | No
         target_lang=target_lang,
         streaming=data.streaming,
     )
-
-
-def _both_ways(pairs: list[Pair], directions: list[str]) -> list[Pair]:
-    """What is a source of one direction is a target of another."""
-    return pairs + [pair._replace(source=pair.target, target=pair.source) for pair in pairs if directions]
 
 
 def _tagged(pair: Pair, target_lang: str) -> Pair:
