@@ -16,7 +16,8 @@ scripts/results/benchmark.json, section by section (`--only`); scripts/results_t
 - **one step**: operations of the matrix products of our training step, padding included, a second, beside those of the
   machine: the ratio of the two says how far we are from the lower bound.
 - **peak memory**: resident memory that a training step of 4,096 target tokens takes above what model and optimiser
-  hold; vocabulary 32,000; every round in a fresh process.
+  hold; vocabulary 32,000; every round in a fresh process. Also with `gradient_checkpointing`, an option of transformers
+  that keeps only what goes into each layer and computes the rest again.
 - **translation**: sentences a second. Test set 2016 with the trained models of scripts/train.py and
   scripts/train_marian.py; `paper-base` with random weights, 200 sentences, 13 tokens each (the end of a sentence is
   made impossible). Ours and MarianMT through `translate`, CTranslate2 through its own batching; every engine with the
@@ -155,11 +156,15 @@ def our_step(options: argparse.Namespace, shape: Shape, bf16: bool) -> Measure:
 
 # ---- peak memory ----
 
+CHECKPOINTED = "ours, gradient checkpointing"
+
 
 def step_memory(options: argparse.Namespace, shape: Shape, engine: str, bf16: bool) -> Measure:
     """Bytes, measured once."""
     config = shape.config(32_000)
     model = marian_like(config) if engine == "marian" else VanillaTransformerForConditionalGeneration(config)
+    if engine == CHECKPOINTED:
+        model.gradient_checkpointing_enable()
     step = training_step(model, bf16)
     step(random_batch(config, 2, 32))  # makes the optimiser's state and whatever libraries keep
 
@@ -290,7 +295,7 @@ def steps(shape: Shape) -> Engines:
 
 
 def memories(shape: Shape) -> Engines:
-    names = [(name, dtype) for name in ("ours", "marian") for dtype in PRECISIONS]
+    names = [(name, dtype) for name in ("ours", CHECKPOINTED, "marian") for dtype in PRECISIONS]
     return {f"{name} {dtype}": Engine(step_memory, (shape, name, PRECISIONS[dtype])) for name, dtype in names}
 
 
