@@ -21,7 +21,7 @@ scripts/results/benchmark.json, section by section (`--only`); scripts/results_t
 - **translation**: sentences a second. Test set 2016 with the trained models of scripts/train.py and
   scripts/train_marian.py; `paper-base` with random weights, 200 sentences, 13 tokens each (the end of a sentence is
   made impossible). Ours and MarianMT through `translate`, CTranslate2 through its own batching; every engine with the
-  best of four batch sizes.
+  best of four batch sizes. int8 of ours and of MarianMT: `--dtype int8`, which takes both.
 - **depth**: the presets with a deep encoder and one decoder layer beside the symmetric ones, random weights as above.
 - **two processes**: scripts/train.py with half of the threads each, against one process with all of them and the same
   tokens per update; target tokens a second of an epoch.
@@ -46,6 +46,7 @@ from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.arguments import parse_arguments
 from hf_vanilla_transformer.batching import PairCollator, TokenBatchSampler, TrainingPairs
 from hf_vanilla_transformer.corpus import read_pairs
+from hf_vanilla_transformer.int8 import quantize_linear_layers
 from hf_vanilla_transformer.preparation import prepare_corpus, token_lengths
 from hf_vanilla_transformer.translation import load_model, translate
 from taking_turns import (
@@ -198,7 +199,8 @@ def forced_translation(
     never_ending(model, LENGTH, beams)
     sentences = test_set(options)[:200]
     if engine != "ctranslate2":
-        return searching(model.to(getattr(torch, dtype)).eval(), corpus.tokenizer, sentences, beams)
+        model = quantize_linear_layers(model.eval()) if dtype == "int8" else model.to(getattr(torch, dtype)).eval()
+        return searching(model, corpus.tokenizer, sentences, beams)
     return searching_with_ctranslate2(options, model, corpus.tokenizer, sentences, beams, dtype)
 
 
@@ -300,7 +302,7 @@ def memories(shape: Shape) -> Engines:
 
 
 def translators(make: Callable[..., Measure], beams: int) -> Engines:
-    names = [(name, dtype) for name in ("ours", "marian") for dtype in PRECISIONS]
+    names = [(name, dtype) for name in ("ours", "marian") for dtype in (*PRECISIONS, "int8")]
     names += [("ctranslate2", "float32"), ("ctranslate2", "int8")]
     return {f"{name} {dtype}": Engine(make, (name, dtype, beams)) for name, dtype in names}
 

@@ -32,7 +32,17 @@ LEVELS = [
     {"layers", "attention_backends"},
     {"transformer"},
     {"modeling_vanilla_transformer"},
-    {"corpus", "embedded_corpus", "batching", "averaging", "checkpoints", "consistency", "ensemble", "weight_files"},
+    {
+        "corpus",
+        "embedded_corpus",
+        "batching",
+        "averaging",
+        "checkpoints",
+        "consistency",
+        "ensemble",
+        "int8",
+        "weight_files",
+    },
     {"arguments", "preparation", "training"},
     {
         "translation",

@@ -43,7 +43,7 @@ def _model_parser(command: str, description: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("model", help="a folder with a trained model, or user/name on the Hub")
     parser.add_argument("--device", help="such as cuda or cpu; by default a GPU where there is one")
-    parser.add_argument("--dtype", default="auto", help="auto (as saved), float32, bfloat16 or float16")
+    parser.add_argument("--dtype", default="auto", help="auto (as saved), float32, bfloat16, float16; int8 on a CPU")
     parser.add_argument("--max_tokens_per_batch", type=int, default=16384, help="tokens times beams of one batch")
     parser.add_argument("--trust_remote_code", action="store_true", help="run the code that lies beside the weights")
     return parser

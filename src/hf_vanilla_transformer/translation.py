@@ -12,6 +12,7 @@ from transformers.utils import ModelOutput
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .ensemble import Ensemble
 from .errors import UserError
+from .int8 import quantize_linear_layers
 from .loss import IGNORED
 from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .search import LENGTH_PENALTY_TYPES
@@ -53,11 +54,11 @@ def load_model(
     Args:
         name_or_path: a folder, or "user/name" on the Hub.
         device: such as "cuda"; None takes a GPU where there is one.
-        dtype: "auto", as saved, or "float32", "bfloat16", "float16".
+        dtype: "auto", as saved, or "float32", "bfloat16", "float16", or, on a CPU, "int8" (see `int8`).
         trust_remote_code: run the code that lies beside the weights.
 
     Raises:
-        UserError: there is no model, or its tokenizer does not fit it.
+        UserError: there is no model, or its tokenizer does not fit it; 8-bit weights on a GPU.
     """
     path = Path(name_or_path)
     if not path.exists() and (path.is_absolute() or (path.parent.is_dir() and path.parent != Path())):
@@ -66,13 +67,17 @@ def load_model(
         raise UserError(f"{name_or_path} is a CTranslate2 model: translate with --engine ctranslate2")
     if (path / "encoder.onnx").is_file():
         raise UserError(f"{name_or_path} holds ONNX graphs: name the folder that they were exported from")
+    float_type = "float32" if dtype == "int8" else dtype
     try:
-        model = AutoModelForSeq2SeqLM.from_pretrained(name_or_path, dtype=dtype, trust_remote_code=trust_remote_code)
+        model = AutoModelForSeq2SeqLM.from_pretrained(
+            name_or_path, dtype=float_type, trust_remote_code=trust_remote_code
+        )
         tokenizer = load_tokenizer(name_or_path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         raise UserError(f"{name_or_path}: no model to load ({' '.join(str(error).split())})") from error
     require_fit(tokenizer, model.config)
-    return model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval(), tokenizer
+    model = model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
+    return (quantize_linear_layers(model) if dtype == "int8" else model), tokenizer
 
 
 def load_ensemble(names: Sequence[str], **options: Any) -> tuple[Ensemble, PreTrainedTokenizerBase]:
