@@ -25,6 +25,7 @@ from transformers import (
 
 from hf_vanilla_transformer import VanillaTransformerConfig
 from hf_vanilla_transformer.arguments import parse_arguments, parse_overrides
+from hf_vanilla_transformer.checkpoints import checkpoint_to_resume
 from hf_vanilla_transformer.preparation import PreparedCorpus, prepare_corpus, token_lengths
 from hf_vanilla_transformer.provenance import provenance
 
@@ -51,7 +52,8 @@ def marian_like(config: VanillaTransformerConfig) -> MarianMTModel:
 def main(argv: list[str]) -> None:
     model_args, data, tokenizer_options, ours = parse_arguments(argv)
     output = Path(ours.output_dir)
-    started, origin = time.time(), provenance()
+    origin = provenance()
+    checkpoint = checkpoint_to_resume(output, ours.resume_from_checkpoint, ours.world_size)
     prepare_corpus(data, tokenizer_options, output / "prepared")
     corpus = PreparedCorpus.load(output / "prepared")
     config = VanillaTransformerConfig.preset(
@@ -85,7 +87,8 @@ def main(argv: list[str]) -> None:
         train_dataset=corpus.train,
         processing_class=corpus.tokenizer,
     )
-    trainer.train(resume_from_checkpoint=ours.resume_from_checkpoint)
+    started = time.time()
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     trainer.save_model()
     record = {
         **origin,

@@ -147,6 +147,11 @@ class TestErrors:
             ([*NEEDED, "--dataset_name", "x"], "the training text: give either --train_file or --dataset_name"),
             ([*NEEDED, "--max_tokens_per_batch", "0"], r"max_tokens_per_batch=0 is below 1"),
             ([*NEEDED, "--average_checkpoints", "-1"], r"average_checkpoints=-1 is below 0"),
+            (
+                [*NEEDED, "--save_only_model", "true"],
+                "average_checkpoints needs complete checkpoints: give --average_checkpoints 0 as well",
+            ),
+            ([*NEEDED, "--load_best_model_at_end", "true"], "load_best_model_at_end needs a validation set"),
             ([*NEEDED, "--ema_decay", "1"], r"ema_decay=1\.0 is not in \[0, 1\)"),
             ([*NEEDED, "--ema_decay", "-0.1"], r"ema_decay=-0\.1 is not in \[0, 1\)"),
             ([*NEEDED, "--subword_dropout", "1"], r"subword_dropout=1\.0 is not in \[0, 1\)"),

@@ -198,10 +198,6 @@ class TestTraining:
         run["training"]["seconds"] = seconds
         assert f"| Time | {words} |" in card(run, {})
 
-    def test_time_of_a_run_that_was_resumed(self, card, run):
-        run["training"]["resumed_from"] = "checkpoint-500"
-        assert "| Time | 1 h 2 min, counted from checkpoint-500 on |" in card(run, {})
-
     def test_origin(self, card, run):
         assert "trained from random weights with" in card(run, {})
         run["recipe"] = {"model_name_or_path": "user/parent"}

@@ -367,6 +367,13 @@ def test_a_named_checkpoint_is_resumed(two_checkpoints, tmp_path):
     assert_bit_equal(output / "checkpoint-6", whole / "checkpoint-6")
 
 
+def test_a_checkpoint_may_have_another_name(two_checkpoints, tmp_path):
+    whole, options = two_checkpoints
+    best = shutil.copytree(whole / "checkpoint-6", tmp_path / "best")
+    train(parse_arguments(flags(tmp_path / "out", **options, resume_from_checkpoint=best)), exact_matches)
+    assert json.loads((tmp_path / "out" / "run.json").read_text())["training"]["steps"] == 6
+
+
 def test_a_finished_run_can_be_resumed_and_prolonged(two_checkpoints, tmp_path):
     whole, options = two_checkpoints
     output = shutil.copytree(whole, tmp_path / "out")
@@ -375,6 +382,22 @@ def test_a_finished_run_can_be_resumed_and_prolonged(two_checkpoints, tmp_path):
     longer = {**options, "max_steps": 9, "resume_from_checkpoint": "true"}
     train(parse_arguments(flags(output, **longer)), exact_matches)
     assert list(losses(output)) == list(range(1, 10))
+
+
+def test_the_seconds_of_all_pieces_are_counted(two_checkpoints, tmp_path):
+    whole, options = two_checkpoints
+    output = shutil.copytree(whole, tmp_path / "out")
+    path = output / "checkpoint-3" / "trainer_state.json"
+    state = json.loads(path.read_text())
+    assert 0 < state["log_history"][-1]["seconds"] < 1000
+    state["log_history"][-1]["seconds"] = 1000.0  # so long did the first piece take
+    path.write_text(json.dumps(state))
+    shutil.rmtree(output / "checkpoint-6")
+    train(parse_arguments(flags(output, **options, resume_from_checkpoint="true")), exact_matches)
+    record = json.loads((output / "run.json").read_text())
+    later = [entry["seconds"] for entry in record["curve"] if entry["step"] > 3]
+    assert later == sorted(later)
+    assert 1000 < later[0] < later[-1] <= record["training"]["seconds"] + 0.05 < 2000
 
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "rng_state.pth", "trainer_state.json"])

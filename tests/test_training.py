@@ -578,6 +578,20 @@ def test_the_best_checkpoint_is_the_result_where_that_is_wished(tmp_path, ema_de
     assert record_of(output)["training"]["weights"].endswith("best checkpoint by bleu")
 
 
+@pytest.mark.parametrize("ema_decay", [0.0, 0.6])
+def test_there_is_no_best_checkpoint_without_a_score(tmp_path, ema_decay):
+    output = run(
+        tmp_path,
+        score=lambda hypotheses, references: {"bleu": float("nan")},
+        load_best_model_at_end=True,
+        ema_decay=ema_decay,
+        max_steps=4,
+        **{f"{what}_{key}": value for what in ("eval", "save") for key, value in (("strategy", "steps"), ("steps", 2))},
+    )
+    weights = "exponential moving average, decay 0.6" if ema_decay else "mean of the last 2 checkpoints"
+    assert record_of(output)["training"]["weights"] == weights
+
+
 # Evaluation
 
 
@@ -1023,3 +1037,5 @@ def test_the_floor_trains_on_the_same_recipe(tmp_path):
     model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "marian")
     assert model.config.model_type == "marian"
     assert record_of(tmp_path / "marian")["training"]["epochs"] == 1
+    again = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert "marian holds another run" in again.stderr

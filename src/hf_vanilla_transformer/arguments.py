@@ -223,6 +223,8 @@ def _check(model: ModelArguments, data: DataArguments, tokenizer: TokenizerArgum
     for name, lowest in (("max_tokens_per_batch", 1), ("average_checkpoints", 0), ("early_stopping_patience", 0)):
         if getattr(training, name) < lowest:
             raise UserError(f"{name}={getattr(training, name)} is below {lowest}")
+    if training.save_only_model and training.average_checkpoints > 1:
+        raise UserError("average_checkpoints needs complete checkpoints: give --average_checkpoints 0 as well")
     if not 0 <= training.ema_decay < 1:
         raise UserError(f"ema_decay={training.ema_decay} is not in [0, 1)")
     if not 0 <= tokenizer.subword_dropout < 1:
@@ -254,7 +256,8 @@ def _check_data(data: DataArguments, training: TrainingArguments):
         raise UserError("directions: two text files have one: give a data set, or a table with a column per language")
     has_validation = data.validation_file or (data.dataset_name and data.validation_split)
     if not has_validation and (training.early_stopping_patience or training.load_best_model_at_end):
-        raise UserError("early stopping needs a validation set: give --validation_file")
+        what = "early stopping" if training.early_stopping_patience else "load_best_model_at_end"
+        raise UserError(f"{what} needs a validation set: give --validation_file")
     if training.per_device_train_batch_size != TrainingArguments.per_device_train_batch_size:
         raise UserError("per_device_train_batch_size has no effect: batches are made by --max_tokens_per_batch")
 

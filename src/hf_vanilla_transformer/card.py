@@ -353,8 +353,7 @@ def _hub_dataset(data: dict) -> str | None:
 
 def _training_values(run: dict) -> dict[str, Any]:
     training, hardware = run["training"], run["hardware"]
-    parent, resumed_from = run["recipe"].get("model_name_or_path"), training.get("resumed_from")
-    time = _duration(training["seconds"])
+    parent = run["recipe"].get("model_name_or_path")
     recipe = json.dumps(run["recipe"], indent=2, ensure_ascii=False)
     return {
         "origin": f"trained further from `{parent}`" if parent else "trained from random weights",
@@ -363,7 +362,7 @@ def _training_values(run: dict) -> dict[str, Any]:
         "source_lang": run["source_lang"],
         "target_lang": run["target_lang"],
         "direction": _direction(run),
-        "time": f"{time}, counted from {resumed_from} on" if resumed_from else time,
+        "time": _duration(training["seconds"]),
         "chosen_weights": training["weights"],
         "steps": f"{training['steps']:,}",
         "epochs": f"{training['epochs']:.4g}",

@@ -42,6 +42,11 @@ def _is_whole(file: Path) -> bool:
     return True
 
 
+def steps_of(checkpoint: Path) -> int:
+    """After how many steps a complete checkpoint was written, whatever its folder is called."""
+    return json.loads((checkpoint / "trainer_state.json").read_bytes())["global_step"]
+
+
 def checkpoint_to_resume(output: Path, wanted: str | None, world_size: int) -> Path | None:
     """Where a run goes on, or None for a fresh one.
 

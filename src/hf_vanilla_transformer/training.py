@@ -32,7 +32,7 @@ from transformers import (
 from .arguments import Arguments, TrainingArguments, parse_overrides
 from .averaging import ExponentialMovingAverage, average_checkpoints
 from .batching import EpochLoader, PairCollator, TokenBatchSampler, TrainingPairs
-from .checkpoints import checkpoint_to_resume, complete_checkpoints
+from .checkpoints import checkpoint_to_resume, complete_checkpoints, steps_of
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .consistency import TwoPasses, rdrop, simcut
 from .corpus import source_description
@@ -63,7 +63,8 @@ def paper_learning_rate(d_model: int, warmup_steps: float) -> float:
 class VanillaTransformerTrainer(Seq2SeqTrainer):
     """`Seq2SeqTrainer` with batches by token budget, an optional moving average, and evaluations that leave no trace.
 
-    Consistency training, where it is wished, shows its divergence per target token as `consistency` in the log.
+    Each line of the log has the `seconds` of training up to it, over all pieces of a run that was resumed. Consistency
+    training, where it is wished, shows its divergence per target token there as `consistency`.
 
     Args:
         train_lengths: tokens of the longer side of each training pair.
@@ -77,6 +78,7 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
         super().__init__(*args, **kwargs)
         self.train_lengths = train_lengths
         self.eval_max_length = eval_max_length
+        self.started, self.earlier_seconds = time.time(), None
         self.ema = None
         if self.args.ema_decay:
             self.ema = ExponentialMovingAverage(self.model, self.args.ema_decay)
@@ -129,7 +131,14 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
             totals = self.two_passes.totals().to(self.args.device)
             divergence, tokens = self.accelerator.reduce(totals, "sum").tolist()
             logs["consistency"] = divergence / max(tokens, 1)
+        logs["seconds"] = round(self.seconds(), 1)
         super().log(logs, *args, **kwargs)
+
+    def seconds(self) -> float:
+        """Since the start, with those that a checkpoint to go on from had taken when it was last in the log."""
+        if self.earlier_seconds is None:  # only now it has been loaded
+            self.earlier_seconds = max((entry.get("seconds", 0.0) for entry in self.state.log_history), default=0.0)
+        return self.earlier_seconds + time.time() - self.started
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Evaluate the averaged weights where there are any; training goes on as if there had been no evaluation.
@@ -211,7 +220,7 @@ def train(arguments: Arguments, score: Scorer | None = None) -> Path:
     Raises:
         UserError: anything about the input that the person who started this can mend.
     """
-    started, origin = time.time(), provenance()  # now: the source tree may change while this runs
+    origin = provenance()  # now: the source tree may change while this runs
     model_args, data, tokenizer_options, args = arguments
     recipe = _recipe(arguments)
     checkpoint = checkpoint_to_resume(Path(args.output_dir), args.resume_from_checkpoint, args.world_size)
@@ -240,7 +249,7 @@ def train(arguments: Arguments, score: Scorer | None = None) -> Path:
         train_lengths=np.maximum(source_lengths, target_lengths),
         eval_max_length=_eval_max_length(corpus, model.generation_config.max_length),
     )
-    if checkpoint and 0 < args.max_steps <= int(checkpoint.name.split("-")[1]):
+    if checkpoint and 0 < args.max_steps <= steps_of(checkpoint):
         args.max_steps, args.num_train_epochs = -1, 0  # in the middle of an epoch the Trainer would do one step more
     _announce(trainer, model, checkpoint)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
@@ -263,7 +272,7 @@ def train(arguments: Arguments, score: Scorer | None = None) -> Path:
             "recipe": recipe,
             "parameters": model.num_parameters(),
             "training": {
-                "seconds": round(time.time() - started, 1),
+                "seconds": round(trainer.seconds(), 1),
                 "steps": trainer.state.global_step,
                 "epochs": trainer.state.epoch,
                 "target_tokens": int(target_lengths.sum() * trainer.state.epoch),
@@ -445,15 +454,16 @@ def _announce(trainer: VanillaTransformerTrainer, model: VanillaTransformerForCo
 def _finish_weights(trainer: VanillaTransformerTrainer, output: Path) -> str:
     """Put the weights that the run is for into the model; return what they are, in words."""
     args = trainer.args
-    best = f"best checkpoint by {args.metric_for_best_model}"
+    best = trainer.state.best_model_checkpoint if args.load_best_model_at_end else None  # or none had a score
+    chosen = f"best checkpoint by {args.metric_for_best_model}"
     if trainer.ema:
-        if args.load_best_model_at_end:
-            trainer.ema.load(Path(trainer.state.best_model_checkpoint))
+        if best:
+            trainer.ema.load(Path(best))
         trainer.ema.copy_to_model()
         kept = f"exponential moving average, decay {args.ema_decay}"
-        return f"{kept}, {best}" if args.load_best_model_at_end else kept
-    if args.load_best_model_at_end:
-        return best
+        return f"{kept}, {chosen}" if best else kept
+    if best:
+        return chosen
     folders = complete_checkpoints(output, args.world_size)[-args.average_checkpoints :]
     if args.average_checkpoints < 2 or len(folders) < 2:
         return "last step"
