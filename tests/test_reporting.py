@@ -7,6 +7,7 @@ import pytest
 from hf_vanilla_transformer import reporting
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.evaluation import p1_bleu, score
+from hf_vanilla_transformer.int8 import quantize_linear_layers
 from hf_vanilla_transformer.reporting import (
     TestSet,
     compare,
@@ -77,14 +78,17 @@ def test_the_record_says_how_was_searched(tmp_path, monkeypatch, tiny_model):
         )
         return record["generation"]
 
-    average = {"num_beams": 4, "length_penalty": 1.0, "length_penalty_type": "average"}
-    assert search(num_beams=4) == average
+    average = {"num_beams": 4, "dtype": "float32", "length_penalty": 1.0, "length_penalty_type": "average"}
+    assert search(num_beams=4, max_tokens_per_batch=99) == average
+    assert asked[-1]["max_tokens_per_batch"] == 99
     wu = {**average, "length_penalty": 0.6, "length_penalty_type": "wu"}
     assert search(num_beams=4, length_penalty=0.6, length_penalty_type="wu") == wu
     assert asked[-1]["length_penalty_type"] == "wu"
     tiny_model.generation_config.update(num_beams=4, length_penalty=0.6, length_penalty_type="wu")
     assert search() == wu
-    assert search(num_beams=1) == {"num_beams": 1}
+    assert search(num_beams=1) == {"num_beams": 1, "dtype": "float32"}
+    quantize_linear_layers(tiny_model)
+    assert search(num_beams=1) == {"num_beams": 1, "dtype": "int8"}
 
 
 def test_files_are_named_after_the_source(tmp_path):

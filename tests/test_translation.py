@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from transformers import MarianConfig, MarianMTModel
+from transformers import MarianConfig, MarianMTModel, T5Config, T5ForConditionalGeneration
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.errors import UserError
@@ -164,6 +164,19 @@ def test_what_cannot_be_scored(model, tokenizer):
         score_pairs(model, tokenizer, [TEXT[0], TEXT[1]], [TEXT[0], " "])
     with pytest.raises(UserError, match=r"line 1: .* tokens, but the model reads at most 64"):
         score_pairs(model, tokenizer, [TEXT[0]], ["dog " * 100])
+
+
+def test_models_without_positions_read_any_length(tokenizer):
+    """T5 has relative ones."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": len(tokenizer), "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_heads": 4}
+    special = {name: getattr(tokenizer, name) for name in ("pad_token_id", "eos_token_id")}
+    config = T5Config(**sizes, **special, decoder_start_token_id=tokenizer.bos_token_id)
+    model = T5ForConditionalGeneration(config).eval()
+    model.generation_config.max_length = 8
+    long = "dog " * 600
+    assert len(translate(model, tokenizer, [TEXT[0], long], num_beams=2)) == 2
+    assert score_pairs(model, tokenizer, [long], [TEXT[0]])[0].log_probability < 0
 
 
 def test_load_model_names_what_is_wrong(tmp_path, model, tokenizer):

@@ -1,8 +1,8 @@
 """Translating with 8-bit weights on a CPU, by PyTorch's own dynamic quantisation.
 
 The weights of every linear layer become 8-bit integers with a scale for each output; what goes into the layer is
-rounded to 8 bits on the fly, with one scale for all of it; everything else stays in float32. That is faster than
-bfloat16 for large models. PyTorch has announced that it will remove these layers.
+rounded to 8 bits (7 on some processors) on the fly, with one scale for all of it; everything else stays in float32.
+That is faster than bfloat16 for large models. PyTorch has announced that it will remove these layers.
 """
 
 import warnings
@@ -35,6 +35,12 @@ def quantize_linear_layers(model: PreTrainedModel) -> PreTrainedModel:
         quantize_dynamic(model, {nn.Linear: per_channel_dynamic_qconfig}, inplace=True)
     model.save_pretrained = _refuse_to_save
     return model
+
+
+def computing_type(model: PreTrainedModel) -> str:
+    """What the products of `model` are computed in: "int8", "float32", ..."""
+    is_quantized = any(vars(module).get("save_pretrained") is _refuse_to_save for module in model.modules())
+    return "int8" if is_quantized else str(model.dtype).removeprefix("torch.")
 
 
 def _refuse_to_save(*args: Any, **kwargs: Any):

@@ -13,6 +13,7 @@ from .corpus import read_pairs
 from .ensemble import Ensemble
 from .errors import UserError
 from .evaluation import PairedBootstrap, p1_bleu, p1_tokens, paired_bootstrap, score
+from .int8 import computing_type
 from .provenance import EVALUATION_RECORD, RUN_RECORD, provenance
 from .translation import translate
 
@@ -104,6 +105,7 @@ def evaluate_model(
     num_beams: int | None = None,
     length_penalty: float | None = None,
     length_penalty_type: str | None = None,
+    max_tokens_per_batch: int = 16384,
     results: Path | None = None,
 ) -> dict[str, Any]:
     """Translate and score test sets.
@@ -114,7 +116,7 @@ def evaluate_model(
         folder: the model's; `evaluation.json` goes there, which the model card is filled from. Other test sets that
             are in it stay if they were searched in the same way.
         target_lang: names the files with the hypotheses, and the tokenizer of P1.
-        num_beams, length_penalty, length_penalty_type: as in `translation.translate`.
+        num_beams, length_penalty, length_penalty_type, max_tokens_per_batch: as in `translation.translate`.
         results: where `<test set>.hyp.<language>` and a `run.json` that joins training and scores go, to be
             committed or shared; None leaves the hypotheses in `folder`.
 
@@ -126,7 +128,7 @@ def evaluate_model(
     generation = model.generation_config
     beams = num_beams or generation.num_beams or 1
     penalty = generation.length_penalty if length_penalty is None else length_penalty
-    search: dict[str, Any] = {"num_beams": beams}
+    search: dict[str, Any] = {"num_beams": beams, "dtype": computing_type(model)}
     if isinstance(model, Ensemble):
         search["models"] = len(model.members)
     if beams > 1:
@@ -142,6 +144,7 @@ def evaluate_model(
             num_beams=beams,
             length_penalty=penalty,
             length_penalty_type=length_penalty_type,
+            max_tokens_per_batch=max_tokens_per_batch,
             progress=True,
         )
         path = target / f"{test_set.name}.hyp.{target_lang}"

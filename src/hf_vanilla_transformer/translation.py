@@ -1,6 +1,7 @@
 """Translate text and score given translations with any sequence-to-sequence model of transformers."""
 
 from collections.abc import Iterator, Sequence
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -192,7 +193,7 @@ def _search(
     max_tokens_per_batch: int,
     progress: bool,
 ) -> list[list[Hypothesis]]:
-    encoded = encode_sources(tokenizer, sentences, model.config.max_position_embeddings)
+    encoded = encode_sources(tokenizer, sentences, _longest(model))
     results: list[list[Hypothesis]] = [[Hypothesis("", 0.0)] for _ in sentences]
     longest_first = sorted((row for row, ids in enumerate(encoded) if ids), key=lambda row: -len(encoded[row]))
     nbest = options["num_return_sequences"]
@@ -228,7 +229,7 @@ def score_pairs(
     """
     if len(sources) != len(targets):
         raise UserError(f"{len(sources)} source sentences but {len(targets)} translations: they must be aligned")
-    limit = model.config.max_position_embeddings
+    limit = _longest(model)
     encoded = encode_sources(tokenizer, sources, limit)
     labels = tokenizer(text_target=list(targets), return_attention_mask=False)["input_ids"] if targets else []
     for line, (ids, label) in enumerate(zip(encoded, labels, strict=True), start=1):
@@ -247,7 +248,12 @@ def score_pairs(
     return results
 
 
-def encode_sources(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[str], limit: int) -> list[list[int]]:
+def _longest(model: PreTrainedModel) -> float:
+    """Tokens of a sentence; infinite for relative positions, as T5 has them."""
+    return getattr(model.config, "max_position_embeddings", None) or inf
+
+
+def encode_sources(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[str], limit: float) -> list[list[int]]:
     """Token ids of each sentence; none at all for an empty one."""
     if not sentences:
         return []
@@ -257,7 +263,7 @@ def encode_sources(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[str],
     return [ids if text.strip() else [] for ids, text in zip(encoded, sentences, strict=True)]
 
 
-def _require_length(line: int, length: int, limit: int) -> None:
+def _require_length(line: int, length: int, limit: float) -> None:
     if length > limit:
         raise UserError(
             f"line {line}: {length} tokens, but the model reads at most {limit} (max_position_embeddings): "
@@ -286,7 +292,7 @@ def _generate(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source
     output = model.generate(
         input_ids=input_ids,
         attention_mask=input_ids.ne(tokenizer.pad_token_id).long(),
-        max_length=min(longest, model.config.max_position_embeddings),
+        max_length=min(longest, _longest(model)),
         return_dict_in_generate=True,
         **options,
     )
