@@ -57,7 +57,7 @@ def test_translate_takes_arguments_files_and_standard_input_alike(folder, tmp_pa
 
 def test_translate_keeps_empty_lines_and_windows_line_ends(folder, tmp_path, capsys):
     path = tmp_path / "in.txt"
-    path.write_bytes(b"the cat runs\r\n\r\n\nthe cat runs")
+    path.write_bytes(b"\xef\xbb\xbfthe cat runs\r\n\r\n\nthe cat runs")  # as Windows writes it
     assert main(["translate", str(folder), "--input", str(path)]) == 0
     first, *middle, last = capsys.readouterr().out.split("\n")[:-1]
     assert middle == ["", ""]
@@ -166,6 +166,15 @@ def test_a_wrong_test_set_is_refused_before_anything_is_written(folder, tmp_path
     export = ["export", str(source), "--format", "ctranslate2", "--output", str(output), *options]
     assert message in complaint(capsys, export)
     assert not output.exists()
+
+
+def test_evaluate_wants_one_test_set(folder, capsys):
+    for options, message in (
+        ([], "what to translate: give --test_file or --dataset_name"),
+        (["--test_file", "a", "--dataset_name", "x"], "--test_file and --dataset_name: give one of them"),
+        (["--test_file", "a", "--test_splits", "test"], "--test_splits means nothing without --dataset_name"),
+    ):
+        assert complaint(capsys, ["evaluate", str(folder), *options]).endswith(message)
 
 
 def test_exports_are_not_models(tmp_path, capsys):

@@ -83,6 +83,15 @@ class TestFloat32:
         assert ours[4] == ""
 
 
+def test_batches_at_the_same_time(tmp_path):
+    """Every sentence keeps its place."""
+    folder = export_ctranslate2(*model_and_tokenizer(tmp_path), tmp_path / "out")
+    engines = [CTranslate2Engine(folder, threads=1, parallel_batches=parallel) for parallel in (1, 3)]
+    assert engines[1].translator.num_translators == 3
+    alone, together = (engine.translate_nbest(SENTENCES * 5, max_tokens_per_batch=8) for engine in engines)
+    assert [found[0].text for found in together] == [found[0].text for found in alone]
+
+
 def test_a_maximum_of_new_tokens(tmp_path):
     model, tokenizer = model_and_tokenizer(tmp_path)
     model.generation_config.update(max_new_tokens=3, max_length=None)

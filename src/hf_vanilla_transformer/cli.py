@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 import sys
+from codecs import BOM_UTF8
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -76,7 +77,7 @@ def _read_lines(path: str) -> list[str]:
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from error
     lines = []
-    for number, line in enumerate(data.split(b"\n"), start=1):
+    for number, line in enumerate(data.removeprefix(BOM_UTF8).split(b"\n"), start=1):
         try:
             lines.append(line.decode("utf-8").rstrip("\r"))
         except UnicodeDecodeError as error:
@@ -122,7 +123,7 @@ def _translate(argv: Sequence[str]) -> None:
         "max_tokens_per_batch": options.max_tokens_per_batch,
     }
     if options.engine == "ctranslate2":
-        results = _load_engine(options).translate_nbest(sentences, **search)
+        results = _load_engine(options, many=len(sentences) > 100).translate_nbest(sentences, **search)
     else:
         model, tokenizer = _load(options)
         results = translate_nbest(
@@ -144,8 +145,12 @@ def _translate(argv: Sequence[str]) -> None:
     _write_lines(lines, options.output)
 
 
-def _load_engine(options: argparse.Namespace):
-    """The model in `options.model` on CTranslate2; raises UserError for an option that it does not know."""
+def _load_engine(options: argparse.Namespace, many: bool):
+    """The model in `options.model` on CTranslate2, on a CPU with a thread for each batch if there are `many`.
+
+    Raises:
+        UserError: an option that it does not know.
+    """
     if options.length_penalty_type == "wu":
         raise UserError("--engine ctranslate2 does not know --length_penalty_type wu: it ranks by the average")
     if options.ensemble:
@@ -153,7 +158,9 @@ def _load_engine(options: argparse.Namespace):
     if options.dtype != "auto":
         raise UserError(f"--dtype {options.dtype}: with CTranslate2 the type is chosen by `export --compute_type`")
     engine, _ = _ctranslate2()
-    return engine(options.model, device=options.device or "cpu")
+    device = options.device or "cpu"
+    threads = {"threads": 1, "parallel_batches": os.cpu_count() or 1} if many and device == "cpu" else {}
+    return engine(options.model, device=device, **threads)
 
 
 def _score(argv: Sequence[str]) -> None:
@@ -193,8 +200,16 @@ def _add_test_set_options(parser: argparse._ActionsContainer) -> None:
 
 
 def _read_test_sets(folder: Path, options: argparse.Namespace) -> list:
+    """None at all where none is named. Raises UserError for options that need another one, or exclude it."""
     from .reporting import read_test_sets
 
+    if options.test_file and options.dataset_name:
+        raise UserError("--test_file and --dataset_name: give one of them")
+    for name in ("dataset_config_name", "test_splits", "streaming"):
+        if getattr(options, name) and not options.dataset_name:
+            raise UserError(f"--{name} means nothing without --dataset_name")
+    if not (options.test_file or options.dataset_name):
+        return []
     source_lang, target_lang = _languages(folder, options)
     return read_test_sets(
         files=options.test_file or (),
@@ -219,6 +234,8 @@ def _evaluate(argv: Sequence[str]) -> None:
     options = parser.parse_args(argv)
     folder = Path(options.model)
     test_sets = _read_test_sets(folder, options)
+    if not test_sets:
+        raise UserError("what to translate: give --test_file or --dataset_name")
     _, target_lang = _languages(folder, options)
     results = Path(options.results) if options.results else None
     if results is None and (options.ensemble or not folder.is_dir()):
@@ -236,6 +253,7 @@ def _evaluate(argv: Sequence[str]) -> None:
         num_beams=options.num_beams,
         length_penalty=options.length_penalty,
         length_penalty_type=options.length_penalty_type,
+        max_tokens_per_batch=options.max_tokens_per_batch,
         results=results,
     )
     for name, found in record["sets"].items():
@@ -354,7 +372,7 @@ def _export_ctranslate2(options: argparse.Namespace) -> list[str]:
     from .weight_files import new_folder
 
     source, output, compute_type = Path(options.folder), new_folder(options.output), options.compute_type or "float32"
-    test_sets = _test_sets_of_an_export(source, options)  # what is wrong with them is said before anything is written
+    test_sets = _read_test_sets(source, options)  # what is wrong with them is said before anything is written
     model = own_model(source)
     export_ctranslate2(model, load_tokenizer(source), output, compute_type)
     languages = {key: getattr(options, key) for key in ("source_lang", "target_lang") if getattr(options, key)}
@@ -371,16 +389,6 @@ def _export_ctranslate2(options: argparse.Namespace) -> list[str]:
     certificate = certify(source, output, test_sets, progress=True)
     write(certificate)
     return [certificate_text(certificate), ""]
-
-
-def _test_sets_of_an_export(folder: Path, options: argparse.Namespace) -> list:
-    """None at all where none is named. Raises UserError for options that need another one, or exclude it."""
-    if options.test_file and options.dataset_name:
-        raise UserError("--test_file and --dataset_name: give one of them")
-    for name in ("dataset_config_name", "test_splits", "streaming"):
-        if getattr(options, name) and not options.dataset_name:
-            raise UserError(f"--{name} means nothing without --dataset_name")
-    return _read_test_sets(folder, options) if options.test_file or options.dataset_name else []
 
 
 def _export_onnx(folder: Path, output: Path) -> list[str]:
