@@ -8,8 +8,9 @@ scripts/results/benchmark.json, section by section (`--only`); scripts/results_t
 
 - **machine**: operations a second of products of 1024 x 1024 matrices; bytes read and written a second by a copy.
 - **training**: some batches of an epoch of Multi30k inside each trainer, evenly spread over short and long ones, from
-  the end of the first step to the end of the last; target tokens a second, padding not counted. Same sizes, dropout,
-  label smoothing, learning rate and clipping, AdamW (fused in all but JoeyNMT, which has no such option). Ours: batches
+  the end of the first step to the end of the last; target tokens a second, padding not counted. Same sizes, dropout
+  (JoeyNMT has it inside of attention and feed-forward networks as well), label smoothing, learning rate and clipping,
+  AdamW (fused in all but JoeyNMT, which has no such option). Ours: batches
   by token budget; or transformers' plain Seq2SeqTrainer. MarianMT: Seq2SeqTrainer with its label smoother. Both
   Seq2SeqTrainers group the whole corpus by length and get the best of three batch sizes. `torch.nn.Transformer`: a loop
   by hand over our batches. JoeyNMT, where it is installed: its own trainer and batches.
@@ -21,7 +22,8 @@ scripts/results/benchmark.json, section by section (`--only`); scripts/results_t
 - **translation**: sentences a second. Test set 2016 with the trained models of scripts/train.py and
   scripts/train_marian.py; `paper-base` with random weights, 200 sentences, 13 tokens each (the end of a sentence is
   made impossible). Ours and MarianMT through `translate`, CTranslate2 through its own batching; every engine with the
-  best of four batch sizes. int8 of ours and of MarianMT: `--dtype int8`, which takes both.
+  best of four batch sizes, CTranslate2 also with the better of one batch at a time by all threads and a batch for each
+  thread. int8 of ours and of MarianMT: `--dtype int8`, which takes both.
 - **depth**: the presets with a deep encoder and one decoder layer beside the symmetric ones, random weights as above.
 - **two processes**: scripts/train.py with half of the threads each, against one process with all of them and the same
   tokens per update; target tokens a second of an epoch.
@@ -35,7 +37,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -222,33 +225,35 @@ def searching(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, senten
     def run(some: list[str], tokens: int) -> None:
         translate(model, tokenizer, some, num_beams=beams, max_tokens_per_batch=tokens)
 
-    return timed(run, sentences)
+    return timed(run, sentences, [(size,) for size in BATCH_SIZES])
 
 
 def searching_with_ctranslate2(options, model, tokenizer, sentences: list[str], beams: int, dtype: str) -> Measure:
     from hf_vanilla_transformer.ctranslate2_export import CTranslate2Engine, export_ctranslate2
 
     folder = export_ctranslate2(model, tokenizer, Path(options.folder) / f"{os.getpid()}", dtype)
-    engine = CTranslate2Engine(folder, threads=options.threads)
+    engines = {
+        parallel: CTranslate2Engine(folder, threads=options.threads // parallel, parallel_batches=parallel)
+        for parallel in dict.fromkeys((1, options.threads))
+    }
 
-    def run(some: list[str], tokens: int) -> None:
-        engine.translate_nbest(some, num_beams=beams, max_tokens_per_batch=tokens)
+    def run(some: list[str], tokens: int, parallel: int) -> None:
+        engines[parallel].translate_nbest(some, num_beams=beams, max_tokens_per_batch=tokens)
 
-    return timed(run, sentences)
+    return timed(run, sentences, list(product(BATCH_SIZES, engines)))
 
 
-def timed(run: Callable[[list[str], int], None], sentences: list[str]) -> Measure:
-    """With the best batch size, found on a part of the sentences."""
+def timed(run: Callable[..., None], sentences: list[str], settings: Sequence[tuple]) -> Measure:
+    """With the best of `settings`, further arguments of `run`, found on all sentences."""
 
-    def measure(some: list[str], tokens: int) -> Round:
+    def measure(setting: tuple) -> Round:
         started = time.perf_counter()
-        run(some, tokens)
-        return {"work": len(some), "seconds": time.perf_counter() - started, "tokens": tokens}
+        run(sentences, *setting)
+        return {"work": len(sentences), "seconds": time.perf_counter() - started, "setting": setting}
 
-    part = sentences[:: max(1, len(sentences) // 400)]
-    run(part, BATCH_SIZES[0])  # whoever is first pays for what is made once
-    tokens = best(BATCH_SIZES, lambda size: measure(part, size))
-    return lambda number: measure(sentences, tokens)
+    run(sentences[:100], *settings[0])  # whoever is first pays for what is made once
+    chosen = best(settings, measure)
+    return lambda number: measure(chosen)
 
 
 # ---- two processes ----

@@ -15,7 +15,7 @@ from contextlib import redirect_stdout
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
@@ -107,11 +107,11 @@ def merge(result: Path, section: str, measured: dict) -> None:
     result.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
-def best(sizes: Sequence[int], measure: Callable[[int], Round]) -> int:
-    """The batch size with which the most is done in a second."""
-    if len(sizes) == 1:
-        return sizes[0]
-    rates = {size: rate(measure(size)) for size in sizes}
+def best(settings: Sequence[Any], measure: Callable[[Any], Round]) -> Any:
+    """That with which the most is done in a second, such as a batch size."""
+    if len(settings) == 1:
+        return settings[0]
+    rates = {setting: rate(measure(setting)) for setting in settings}
     return max(rates, key=rates.get)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 RUN_RECORD = "run.json"  # in a model's folder: how it was trained
 EVALUATION_RECORD = "evaluation.json"  # in a model's folder: how it scores
 PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "accelerate", "evaluate", "safetensors", "sacrebleu")
+PEERS = ("ctranslate2", "joeynmt")  # which may be absent
 
 
 def provenance() -> dict[str, Any]:
@@ -21,7 +22,7 @@ def provenance() -> dict[str, Any]:
         "command": [*_program(), *without_folders(sys.argv[1:])],
         "commit": _commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES + PEERS}},
         "hardware": _hardware(),
     }
 
