@@ -54,7 +54,16 @@ LEVELS = [
         "teaching_layouts",
         "foreign_tokenizers",
     },
-    {"onnx_export", "inspection", "interchange", "publishing", "reporting", "ctranslate2_export", "certificate"},
+    {
+        "onnx_export",
+        "inspection",
+        "interchange",
+        "publishing",
+        "reporting",
+        "ctranslate2_export",
+        "certificate",
+        "workers",
+    },
     {"demo", "cli"},
 ]
 # Inside a level: (who imports, from whom).

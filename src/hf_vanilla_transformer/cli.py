@@ -9,6 +9,7 @@ import os
 import sys
 from codecs import BOM_UTF8
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from transformers.utils.logging import disable_progress_bar
@@ -99,6 +100,7 @@ def _write_lines(lines: Sequence[str], path: str | None) -> None:
 
 def _translate(argv: Sequence[str]) -> None:
     from .translation import translate_nbest
+    from .workers import translate_in_processes
 
     parser = _model_parser("translate", "Translate sentences, one per line; an empty line stays empty.")
     parser.add_argument("sentences", nargs="*", help="what to translate; by default the lines of --input")
@@ -111,10 +113,19 @@ def _translate(argv: Sequence[str]) -> None:
         default="transformers",
         help="what translates; ctranslate2 needs a folder that `export --format ctranslate2` wrote",
     )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        help="on a CPU: so many processes translate at the same time, by default one; with ctranslate2 threads, by "
+        "default all for more than 100 sentences",
+    )
     _add_search_options(parser)
     options = parser.parse_intermixed_args(argv)
     if len(options.sentences) == 1 and Path(options.sentences[0]).is_file():
         raise UserError(f"{options.sentences[0]} is a file: translate it with --input {options.sentences[0]}")
+    workers = 1 if options.workers is None else options.workers
+    if workers < 1:
+        raise UserError(f"--workers {workers} is below 1")
     sentences = options.sentences or _read_lines(options.input)
     search = {
         "nbest": options.nbest or 1,
@@ -125,10 +136,9 @@ def _translate(argv: Sequence[str]) -> None:
     if options.engine == "ctranslate2":
         results = _load_engine(options, many=len(sentences) > 100).translate_nbest(sentences, **search)
     else:
-        model, tokenizer = _load(options)
-        results = translate_nbest(
-            model,
-            tokenizer,
+        run = partial(translate_in_processes, processes=workers) if workers > 1 else translate_nbest
+        results = run(
+            *_load(options),
             sentences,
             length_penalty_type=options.length_penalty_type,
             progress=len(sentences) > 100,
@@ -159,7 +169,8 @@ def _load_engine(options: argparse.Namespace, many: bool):
         raise UserError(f"--dtype {options.dtype}: with CTranslate2 the type is chosen by `export --compute_type`")
     engine, _ = _ctranslate2()
     device = options.device or "cpu"
-    threads = {"threads": 1, "parallel_batches": os.cpu_count() or 1} if many and device == "cpu" else {}
+    workers = options.workers or (os.cpu_count() if many and device == "cpu" else None)
+    threads = {"threads": 1, "parallel_batches": workers} if workers else {}
     return engine(options.model, device=device, **threads)
 
 

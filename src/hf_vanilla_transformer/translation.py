@@ -248,6 +248,11 @@ def score_pairs(
     return results
 
 
+def check_lengths(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sentences: Sequence[str]) -> None:
+    """Raises UserError for the first sentence that is longer than the model can read."""
+    encode_sources(tokenizer, sentences, _longest(model))
+
+
 def _longest(model: PreTrainedModel) -> float:
     """Tokens of a sentence; infinite for relative positions, as T5 has them."""
     return getattr(model.config, "max_position_embeddings", None) or inf

@@ -1,0 +1,71 @@
+"""Translating with several processes on one CPU.
+
+The operations of a small model are too short to be shared among threads: processes with a thread each, which
+translate different sentences at the same time, are faster.
+"""
+
+import pickle
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from math import ceil
+from multiprocessing import get_context
+from typing import Any
+
+import torch
+from tqdm.auto import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from .errors import UserError
+from .translation import Hypothesis, check_lengths, translate_nbest
+
+SHARES = 4  # of the sentences for each process, so that all end at about the same time
+LARGEST_SHARE = 1000
+
+_worker: dict[str, Any] = {}  # in a process: what it translates with
+
+
+def translate_in_processes(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sentences: Sequence[str],
+    processes: int,
+    *,
+    progress: bool = False,
+    **search: Any,
+) -> list[list[Hypothesis]]:
+    """As `translation.translate_nbest`, whose other options `search` may hold.
+
+    The processes are started anew by each call, which takes some seconds, and share the threads of this one. A
+    script that calls this needs `if __name__ == "__main__":` around what it does.
+
+    Raises:
+        UserError: as `translate_nbest`; a model that is not on a CPU.
+    """
+    if model.device.type != "cpu":
+        raise UserError(f"several processes are for CPUs, the model is on {model.device}")
+    check_lengths(model, tokenizer, sentences)
+    longest_first = sorted(range(len(sentences)), key=lambda row: -len(sentences[row]))
+    size = max(1, min(LARGEST_SHARE, ceil(len(sentences) / (SHARES * processes))))
+    shares = [longest_first[start : start + size] for start in range(0, len(sentences), size)]
+    results: list[list[Hypothesis]] = [[] for _ in sentences]
+    threads = max(1, torch.get_num_threads() // processes)
+    pickled = pickle.dumps((model, tokenizer))  # once; 8-bit weights cannot go through shared memory
+    with (
+        ProcessPoolExecutor(processes, get_context("spawn"), _start, (pickled, threads)) as pool,
+        tqdm(total=len(sentences), unit=" sentences", disable=not progress) as bar,
+    ):
+        rows_of = {pool.submit(_translate, [sentences[row] for row in share], search): share for share in shares}
+        for future in as_completed(rows_of):
+            for row, hypotheses in zip(rows_of[future], future.result(), strict=True):
+                results[row] = hypotheses
+            bar.update(len(rows_of[future]))
+    return results
+
+
+def _start(pickled: bytes, threads: int) -> None:
+    torch.set_num_threads(threads)
+    _worker["model"], _worker["tokenizer"] = pickle.loads(pickled)
+
+
+def _translate(sentences: list[str], search: dict[str, Any]) -> list[list[Hypothesis]]:
+    return translate_nbest(**_worker, sentences=sentences, **search)
