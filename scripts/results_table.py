@@ -185,6 +185,26 @@ def depth(sections: dict[str, dict]) -> str:
     return "\n".join(lines)
 
 
+def certificates(exports: dict[str, dict]) -> str:
+    """The exports to CTranslate2: a row for each type and search, on one test set."""
+    lines = [
+        "| weights | search | identical translations | BLEU, model / export | chrF2 | × speed | × size |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, certificate in exports.items():
+        size = certificate["ctranslate2"]["bytes"] / certificate["model"]["bytes"]
+        (found,) = certificate["sets"].values()
+        for search in found["searches"]:
+            sides = search["scores"]["model"], search["scores"]["ctranslate2"]
+            scores = [" / ".join(f"{side[metric]['score']:.2f}" for side in sides) for metric in ("bleu", "chrf")]
+            beams = "greedy" if search["num_beams"] == 1 else f"{search['num_beams']} beams"
+            lines.append(
+                f"| {name} | {beams} | {search['identical'] / found['n']:.1%} | {' | '.join(scores)} "
+                f"| {search['speed']['median']:.2f} | {size:.2f} |"
+            )
+    return "\n".join(lines)
+
+
 def scaling(sections: dict[str, dict]) -> str:
     """A table for each curve of scripts/scaling.py, relative to its first point."""
     tables = []
@@ -233,6 +253,8 @@ SECTIONS = {
     "depth": lambda: depth(result("benchmark")["sections"]),
     "lower bound": lambda: lower_bound(result("benchmark")["sections"]),
     "memory": lambda: memory(result("benchmark")["sections"]),
+    "certificates": lambda: certificates({name: result(f"ctranslate2/{name}") for name in ("float32", "int8")}),
+    "scaling": lambda: scaling(result("scaling")["sections"]),
     "loss curves": lambda: loss_curves(result("loss_curves")["sections"]),
 }
 

@@ -70,6 +70,23 @@ def test_a_shallow_decoder_is_relative_to_the_symmetric_model(script):
     assert lines[2:] == ["| `deep` | 5 beams | float32 | 2.00 | 1.50 to 2.50 |"]
 
 
+def test_certificates_have_a_row_for_each_search(script):
+    def search(beams: int, identical: int) -> dict:
+        scores = {
+            side: {"bleu": {"score": bleu}, "chrf": {"score": 2 * bleu}}
+            for side, bleu in (("model", 30.0), ("ctranslate2", 29.5))
+        }
+        return {"num_beams": beams, "identical": identical, "scores": scores, "speed": {"median": 1.5}}
+
+    sets = {"a test set": {"n": 200, "searches": [search(1, 200), search(5, 199)]}}
+    export = {"model": {"bytes": 800}, "ctranslate2": {"bytes": 200}, "sets": sets}
+    lines = script("results_table").certificates({"int8": export}).splitlines()
+    assert lines[2:] == [
+        "| int8 | greedy | 100.0% | 30.00 / 29.50 | 60.00 / 59.00 | 1.50 | 0.25 |",
+        "| int8 | 5 beams | 99.5% | 30.00 / 29.50 | 60.00 / 59.00 | 1.50 | 0.25 |",
+    ]
+
+
 @pytest.mark.parametrize("section", ["translation, 5 beams", "translation, 1 beam"])
 def test_translation_needs_trained_models(script, section, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["benchmark.py", "--dataset_name", "nowhere", "--model", "x", "--only", section])
