@@ -152,6 +152,11 @@ class TestErrors:
                 "average_checkpoints needs complete checkpoints: give --average_checkpoints 0 as well",
             ),
             ([*NEEDED, "--load_best_model_at_end", "true"], "load_best_model_at_end needs a validation set"),
+            (
+                [*NEEDED, "--consistency_start", "9"],
+                "consistency_start has no effect without --rdrop",
+            ),
+            ([*NEEDED, "--consistency_start", "-1"], "consistency_start=-1 is below 0"),
             ([*NEEDED, "--ema_decay", "1"], r"ema_decay=1\.0 is not in \[0, 1\)"),
             ([*NEEDED, "--ema_decay", "-0.1"], r"ema_decay=-0\.1 is not in \[0, 1\)"),
             ([*NEEDED, "--subword_dropout", "1"], r"subword_dropout=1\.0 is not in \[0, 1\)"),

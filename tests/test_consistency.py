@@ -478,6 +478,26 @@ def test_the_log_averages_over_its_steps(tmp_path):
         assert entry == pytest.approx(sum(divergences) / sum(tokens), rel=1e-3)
 
 
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_it_can_begin_later(tmp_path, accumulation):
+    """Until then as if it had not been asked for; then twice as many rows go through the model."""
+    options = {"max_steps": 3, "logging_steps": 1, "gradient_accumulation_steps": accumulation, **SGD}
+    runs = {}
+    for name, late in (("plain", {}), ("late", {"simcut_alpha": 0.5, "consistency_start": 2})):
+        model, rows = training_model(), []
+        embedding = model.model.encoder.embed_tokens  # the decoder's as well
+        embedding.register_forward_pre_hook(lambda module, args, rows=rows: rows.append(len(args[0])))
+        trainer = trainer_of(tmp_path / name, model, Rows(), **options, **late)
+        trainer.train()
+        runs[name] = rows, [entry for entry in trainer.state.log_history if "loss" in entry]
+    (plain_rows, plain_log), (late_rows, late_log) = runs["plain"], runs["late"]
+    assert [entry["loss"] for entry in late_log[:2]] == [entry["loss"] for entry in plain_log[:2]]
+    assert ["consistency" in entry for entry in late_log] == [False, False, True]
+    cut = 2 * 2 * accumulation
+    assert late_rows[:cut] == plain_rows[:cut]
+    assert late_rows[cut:] == [2 * count for count in plain_rows[cut:]]
+
+
 def test_without_the_options_nothing_changes(tmp_path):
     """No second pass, nothing in the log."""
     trainer = trainer_of(tmp_path, training_model(), Rows())

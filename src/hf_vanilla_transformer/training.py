@@ -121,7 +121,7 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
         return super().create_scheduler(num_training_steps, optimizer)
 
     def compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any):
-        if self.two_passes is None or not model.training:
+        if not (self.two_passes and model.training and self.state.global_step >= self.args.consistency_start):
             return super().compute_loss(model, inputs, *args, **kwargs)
         with self.two_passes.applied(self.model, inputs) as doubled:
             return super().compute_loss(model, doubled, *args, **kwargs)
@@ -130,7 +130,8 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
         if self.two_passes and "loss" in logs:
             totals = self.two_passes.totals().to(self.args.device)
             divergence, tokens = self.accelerator.reduce(totals, "sum").tolist()
-            logs["consistency"] = divergence / max(tokens, 1)
+            if tokens:
+                logs["consistency"] = divergence / tokens
         logs["seconds"] = round(self.seconds(), 1)
         super().log(logs, *args, **kwargs)
 
