@@ -485,7 +485,7 @@ def test_it_can_begin_later(tmp_path, accumulation):
     runs = {}
     for name, late in (("plain", {}), ("late", {"simcut_alpha": 0.5, "consistency_start": 2})):
         model, rows = training_model(), []
-        embedding = model.model.encoder.embed_tokens  # the decoder's as well
+        embedding = model.model.encoder.embed_tokens
         embedding.register_forward_pre_hook(lambda module, args, rows=rows: rows.append(len(args[0])))
         trainer = trainer_of(tmp_path / name, model, Rows(), **options, **late)
         trainer.train()
@@ -493,7 +493,7 @@ def test_it_can_begin_later(tmp_path, accumulation):
     (plain_rows, plain_log), (late_rows, late_log) = runs["plain"], runs["late"]
     assert [entry["loss"] for entry in late_log[:2]] == [entry["loss"] for entry in plain_log[:2]]
     assert ["consistency" in entry for entry in late_log] == [False, False, True]
-    cut = 2 * 2 * accumulation
+    cut = 2 * accumulation
     assert late_rows[:cut] == plain_rows[:cut]
     assert late_rows[cut:] == [2 * count for count in plain_rows[cut:]]
 
