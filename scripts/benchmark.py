@@ -10,10 +10,10 @@ scripts/results/benchmark.json, section by section (`--only`); scripts/results_t
 - **training**: some batches of an epoch of Multi30k inside each trainer, evenly spread over short and long ones, from
   the end of the first step to the end of the last; target tokens a second, padding not counted. Same sizes, dropout
   (JoeyNMT has it inside of attention and feed-forward networks as well), label smoothing, learning rate and clipping,
-  AdamW (fused in all but JoeyNMT, which has no such option). Ours: batches
-  by token budget; or transformers' plain Seq2SeqTrainer. MarianMT: Seq2SeqTrainer with its label smoother. Both
-  Seq2SeqTrainers group the whole corpus by length and get the best of three batch sizes. `torch.nn.Transformer`: a loop
-  by hand over our batches. JoeyNMT, where it is installed: its own trainer and batches.
+  AdamW (fused in all but JoeyNMT, which has no such option). Ours: batches by token budget; or transformers' plain
+  Seq2SeqTrainer. MarianMT: Seq2SeqTrainer with its label smoother. Both Seq2SeqTrainers group the whole corpus by
+  length and get the best of three batch sizes. `torch.nn.Transformer`: a loop by hand over our batches. JoeyNMT, where
+  it is installed: its own trainer and batches.
 - **one step**: operations of the matrix products of our training step, padding included, a second, beside those of the
   machine: the ratio of the two says how far we are from the lower bound.
 - **peak memory**: resident memory that a training step of 4,096 target tokens takes above what model and optimiser

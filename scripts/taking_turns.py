@@ -91,7 +91,7 @@ def rate(round: Round) -> float:
 def measure_sections(options: argparse.Namespace, sections: dict[str, Engines]) -> None:
     """Measure what `options.only` names; what is finished goes into `options.result`, each section by itself."""
     for section in options.only:
-        origin = provenance()  # now: the source tree may change while this runs
+        origin = provenance("ctranslate2", "joeynmt")  # now: the source tree may change while this runs
         run = in_fresh_processes if section.startswith("peak memory") else take_turns
         found = run(options, sections[section])
         for name, rounds in found.items():

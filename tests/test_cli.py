@@ -97,6 +97,24 @@ def test_export_to_ctranslate2_and_translate_with_it(folder, tmp_path, capsys):
     assert found.endswith("--engine ctranslate2 does not know --ensemble")
 
 
+def test_many_sentences_get_a_thread_for_each_batch(folder, tmp_path, capsys, monkeypatch):
+    module = pytest.importorskip("hf_vanilla_transformer.ctranslate2_export", reason="needs the extra ctranslate2")
+    output, asked = tmp_path / "ct2", []
+
+    class Engine(module.CTranslate2Engine):
+        def __init__(self, *args, **options):
+            asked.append({name: options.get(name) for name in ("threads", "parallel_batches")})
+            super().__init__(*args, **options)
+
+    assert main(["export", str(folder), "--format", "ctranslate2", "--output", str(output)]) == 0
+    monkeypatch.setattr(module, "CTranslate2Engine", Engine)
+    monkeypatch.setattr("os.cpu_count", lambda: 5)
+    for words in (TEXT, TEXT * 26, [*TEXT, "--workers", "3"]):
+        assert main(["translate", str(output), "--engine", "ctranslate2", *words]) == 0
+    own_choice = {"threads": None, "parallel_batches": None}
+    assert asked == [own_choice, *({"threads": 1, "parallel_batches": count} for count in (5, 3))]
+
+
 def test_a_certificate_goes_with_an_export(folder, tmp_path, capsys):
     pytest.importorskip("ctranslate2", reason="needs the extra ctranslate2")
     texts = [write(tmp_path / f"news.{side}", TEXT) for side in ("en", "de")]

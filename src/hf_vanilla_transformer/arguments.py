@@ -144,10 +144,7 @@ class TrainingArguments(Seq2SeqTrainingArguments):
     simcut_p: float = field(default=0.05, metadata={"help": "The share of tokens that SimCut cuts out."})
     consistency_start: int = field(
         default=0,
-        metadata={
-            "help": "Train plainly for so many steps before R-Drop or SimCut begins: a small model that does not look "
-            "at its source yet only learns to say the same twice, and half of the cost is saved."
-        },
+        metadata={"help": "Train plainly for so many steps before R-Drop or SimCut begins, at half of the cost."},
     )
     average_checkpoints: int = field(
         default=5, metadata={"help": "The result is the mean of the last so many checkpoints (section 6.1); 0 = last."}

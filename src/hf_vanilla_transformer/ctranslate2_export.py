@@ -208,8 +208,7 @@ class CTranslate2Engine:
         device: "cpu", "cuda" or "cuda:1".
         compute_type: "default" is the type of the weights where the device has it, else the nearest one.
         threads: of one batch; 0 lets CTranslate2 choose.
-        parallel_batches: batches that are translated at the same time, each by so many threads. Small models are
-            much faster with a thread for each batch than with all threads for one.
+        parallel_batches: batches that are translated at the same time, each by so many threads.
 
     Raises:
         UserError: there is no CTranslate2 model, or no such device.

@@ -13,16 +13,19 @@ from typing import Any
 RUN_RECORD = "run.json"  # in a model's folder: how it was trained
 EVALUATION_RECORD = "evaluation.json"  # in a model's folder: how it scores
 PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "accelerate", "evaluate", "safetensors", "sacrebleu")
-PEERS = ("ctranslate2", "joeynmt")  # which may be absent
 
 
-def provenance() -> dict[str, Any]:
-    """Everything about this process that a reader needs to repeat its result, ready for JSON."""
+def provenance(*packages: str) -> dict[str, Any]:
+    """Everything about this process that a reader needs to repeat its result, ready for JSON.
+
+    Args:
+        packages: whose versions count besides those of our dependencies; null for what is not installed.
+    """
     return {
         "command": [*_program(), *without_folders(sys.argv[1:])],
         "commit": _commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES + PEERS}},
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in (*PACKAGES, *packages)}},
         "hardware": _hardware(),
     }
 

@@ -1,7 +1,7 @@
 """Translating with several processes on one CPU.
 
-The operations of a small model are too short to be shared among threads: processes with a thread each, which
-translate different sentences at the same time, are faster.
+The operations of a small model are short, and sharing them among threads gains little. Processes with a thread each
+translate different sentences at the same time instead.
 """
 
 import pickle
@@ -19,7 +19,7 @@ from .errors import UserError
 from .translation import Hypothesis, check_lengths, translate_nbest
 
 SHARES = 4  # of the sentences for each process, so that all end at about the same time
-LARGEST_SHARE = 1000
+LARGEST_SHARE = 1000  # sentences, so that the progress of a long text shows
 
 _worker: dict[str, Any] = {}  # in a process: what it translates with
 
