@@ -397,7 +397,7 @@ def test_the_seconds_of_all_pieces_are_counted(two_checkpoints, tmp_path):
     record = json.loads((output / "run.json").read_text())
     later = [entry["seconds"] for entry in record["curve"] if entry["step"] > 3]
     assert later == sorted(later)
-    assert 1000 < later[0] < later[-1] <= record["training"]["seconds"] + 0.05 < 2000
+    assert 1000 <= later[0] <= later[-1] <= record["training"]["seconds"] < 2000
 
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "rng_state.pth", "trainer_state.json"])
