@@ -37,6 +37,7 @@ LEVELS = [
         "embedded_corpus",
         "batching",
         "averaging",
+        "muon",
         "checkpoints",
         "consistency",
         "ensemble",

@@ -173,6 +173,7 @@ def assert_same_run(resumed, whole, last):
 CASES = {
     "dropout and subword dropout": {**RANDOM, **STEPS},
     "moving average": {**RANDOM, **STEPS, "ema_decay": 0.7},
+    "muon": {**RANDOM, **STEPS, "muon": True},
     "accumulation": {**RANDOM, **STEPS, "gradient_accumulation_steps": 2, "max_tokens_per_batch": 60},
     "workers": {**RANDOM, **STEPS, "dataloader_num_workers": 1},
     "end of an epoch": {**RANDOM, "save_strategy": "epoch", "eval_strategy": "epoch"},

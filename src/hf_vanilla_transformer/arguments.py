@@ -123,6 +123,13 @@ class TrainingArguments(Seq2SeqTrainingArguments):
     warmup_steps: float = field(default=4000, metadata={"help": "Steps of linear warm-up; below 1, a share of all."})
     adam_beta2: float = field(default=0.98, metadata={"help": "Section 5.3."})
     adam_epsilon: float = field(default=1e-9, metadata={"help": "Section 5.3."})
+    muon: bool = field(
+        default=False,
+        metadata={
+            "help": "Train the matrices of the layers with Muon (Jordan et al. 2024), everything else with AdamW, both "
+            "at the same learning rate; needs PyTorch 2.9."
+        },
+    )
     max_grad_norm: float = field(default=0.0, metadata={"help": "Clip gradients at this norm; 0 = never."})
     label_smoothing_factor: float = field(
         default=0.1, metadata={"help": "Section 5.4. Applied inside the model, where it costs nothing."}

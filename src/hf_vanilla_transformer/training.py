@@ -39,6 +39,7 @@ from .corpus import source_description
 from .errors import UserError
 from .loss import IGNORED
 from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from .muon import MuonWithAdamW
 from .preparation import PreparedCorpus, prepare_corpus, token_lengths
 from .provenance import EVALUATION_RECORD, RUN_RECORD, provenance, without_folders
 from .tokenization_vanilla_transformer import (
@@ -108,6 +109,19 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
             num_workers=args.dataloader_num_workers,
             pin_memory=args.dataloader_pin_memory,
         )
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
+        if self.args.muon and self.optimizer is None:
+            decayed = set(self.get_decay_parameter_names(self.model))
+            self.optimizer = MuonWithAdamW(
+                self.model,
+                undecayed={name for name, _ in self.model.named_parameters()} - decayed,
+                lr=self.args.learning_rate,
+                weight_decay=self.args.weight_decay,
+                betas=(self.args.adam_beta1, self.args.adam_beta2),
+                eps=self.args.adam_epsilon,
+            )
+        return super().create_optimizer(*args, **kwargs)
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None):
         """transformers counts steps from 0, equation 3 from 1: the first step would have a learning rate of zero."""

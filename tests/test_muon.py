@@ -1,0 +1,142 @@
+"""Muon and AdamW as one optimiser, against PyTorch's two used apart."""
+
+import copy
+import re
+
+import pytest
+import torch
+
+from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.arguments import parse_arguments
+from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.muon import MuonWithAdamW, matrices_of_layers
+from hf_vanilla_transformer.training import train
+from word_reversal import corpus, exact_matches, flags
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="Muon came with PyTorch 2.9"),
+]
+
+SETTINGS = {"lr": 0.01, "weight_decay": 0.1, "betas": (0.9, 0.98), "eps": 1e-9}
+OF_LAYERS = re.compile(r"\.layers\.\d+\.")
+
+
+def toy_model(**overrides):
+    torch.manual_seed(0)
+    settings = {"vocab_size": 40, "dropout": 0.0, **overrides}
+    return VanillaTransformerForConditionalGeneration(VanillaTransformerConfig.preset("test", **settings))
+
+
+def no_decay(model):
+    return {name for name, parameter in model.named_parameters() if parameter.ndim == 1}
+
+
+def backward(model, seed):
+    ids = torch.randint(4, 40, (16, 9), generator=torch.Generator().manual_seed(seed))
+    model.zero_grad()
+    model(input_ids=ids, labels=ids.flip(1)).loss.backward()
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [{}, {"encoder_vocab_size": 50, "share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}],
+    ids=["one table", "three tables"],
+)
+def test_the_matrices_are_those_of_the_layers(overrides):
+    model = toy_model(position_embedding_type="learned", **overrides)
+    expected = {name for name, parameter in model.named_parameters() if parameter.ndim == 2 and OF_LAYERS.search(name)}
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    assert {names[id(matrix)] for matrix in matrices_of_layers(model)} == expected
+    assert len(expected) == 2 * (4 + 2) + 2 * (8 + 2)
+
+
+def test_frozen_matrices_stay_out():
+    model = toy_model()
+    model.model.encoder.requires_grad_(False)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    assert all(names[id(matrix)].startswith("model.decoder.") for matrix in matrices_of_layers(model))
+    optimizer = MuonWithAdamW(model, set(), **SETTINGS)
+    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    assert {id(parameter) for parameter in trained} == {id(p) for p in model.parameters() if p.requires_grad}
+
+
+def test_the_steps_are_those_of_both_optimisers_apart():
+    """Five steps with a falling learning rate; every parameter belongs to exactly one of the two."""
+    ours, theirs = toy_model(), toy_model()
+    optimizer = MuonWithAdamW(ours, no_decay(ours), **SETTINGS)
+    named = dict(theirs.named_parameters())
+    matrices = [p for name, p in named.items() if p.ndim == 2 and OF_LAYERS.search(name)]
+    tables = [p for name, p in named.items() if p.ndim == 2 and not OF_LAYERS.search(name)]
+    vectors = [p for p in named.values() if p.ndim == 1]
+    adamw = {name: SETTINGS[name] for name in ("lr", "betas", "eps")}
+    apart = [
+        torch.optim.Muon(matrices, lr=0.01, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(tables, weight_decay=0.1, **adamw),
+        torch.optim.AdamW(vectors, weight_decay=0.0, **adamw),
+    ]
+    schedules = [torch.optim.lr_scheduler.ExponentialLR(part, 0.8) for part in (optimizer, *apart)]
+    for step in range(5):
+        for model in (ours, theirs):
+            backward(model, step)
+        for part in (optimizer, *apart):
+            part.step()
+        for schedule in schedules:
+            schedule.step()
+    start = dict(toy_model().named_parameters())
+    for name, parameter in ours.named_parameters():
+        assert torch.equal(parameter, named[name]), name
+        assert not torch.equal(parameter, start[name]), name
+
+
+def test_a_step_is_as_large_as_one_of_adamw():
+    """Root mean square of 0.2 learning rates (Liu et al. 2025, section 2.2), whatever the shape of the matrix."""
+    model = toy_model()
+    optimizer = MuonWithAdamW(model, no_decay(model), **{**SETTINGS, "weight_decay": 0.0})
+    before = [matrix.detach().clone() for matrix in matrices_of_layers(model)]
+    backward(model, 0)
+    optimizer.step()
+    for old, new in zip(before, matrices_of_layers(model), strict=True):
+        assert (new - old).square().mean().sqrt().item() == pytest.approx(0.2 * 0.01, rel=0.3)
+
+
+def test_a_saved_optimizer_goes_on():
+    model = toy_model()
+    optimizer = MuonWithAdamW(model, no_decay(model), **SETTINGS)
+    for step in range(2):
+        backward(model, step)
+        optimizer.step()
+    other = copy.deepcopy(model)
+    resumed = MuonWithAdamW(other, no_decay(other), **{**SETTINGS, "lr": 1.0})
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for step in range(2, 4):
+        for either, part in ((model, optimizer), (other, resumed)):
+            backward(either, step)
+            part.step()
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_training_uses_it(tmp_path):
+    """The checkpoint has a momentum for each matrix of the layers and AdamW's two moments for the rest."""
+    options = {**corpus(tmp_path), "muon": True, "max_steps": 3, "save_steps": 3, "weight_decay": 0.1}
+    output = train(parse_arguments(flags(tmp_path / "out", **options, save_strategy="steps")), exact_matches)
+    saved = torch.load(output / "checkpoint-3" / "optimizer.pt", weights_only=True)
+    kinds = [set(state) for state in saved["state"].values()]
+    assert kinds.count({"momentum_buffer"}) == len(saved["param_groups"][0]["params"]) == 32
+    assert kinds.count({"step", "exp_avg", "exp_avg_sq"}) == len(kinds) - 32
+    assert [group["weight_decay"] for group in saved["param_groups"]] == [0.1, 0.1, 0.0]
+
+
+def test_an_older_pytorch_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.delattr(torch.optim, "Muon")
+    with pytest.raises(UserError, match=r"^muon needs PyTorch 2\.9 or newer, not [^\n]*$"):
+        train(parse_arguments(flags(tmp_path / "out", **corpus(tmp_path), muon=True)), exact_matches)
+
+
+def test_nothing_to_train_is_one_line():
+    model = toy_model()
+    for matrix in matrices_of_layers(model):
+        matrix.requires_grad_(False)
+    with pytest.raises(UserError, match=r"^muon: no matrix of the layers is trained"):
+        MuonWithAdamW(model, set(), **SETTINGS)
