@@ -147,6 +147,34 @@ def test_directions_that_cannot_be(tmp_path):
     fails("directions: two text files have one", tmp_path, **corpus(tmp_path), directions=["en-xx", "xx-en"])
 
 
+def test_back_translations_are_cleaned_and_marked(tmp_path):
+    """They come after the training text and say what they are; held-out sentences are found behind the mark too."""
+    real, synthetic, held_out = TEXT[:10], [*TEXT[10:20], TEXT[25]], TEXT[25:]
+    prepared = prepare(
+        tmp_path,
+        train_file=pairs_file(tmp_path, real),
+        validation_file=pairs_file(tmp_path, held_out, name="valid"),
+        synthetic_file=pairs_file(tmp_path, synthetic, name="synthetic"),
+    )
+    assert prepared.train["source"][:] == [*real, *(f"2bt {source}" for source in TEXT[10:20])]
+    assert prepared.train["target"][:] == [translate(source) for source in TEXT[:20]]
+    assert prepared.validation["source"][:] == sorted(held_out, key=len, reverse=True)
+    assert prepared.report["read"] == 21
+    assert prepared.report["dropped"]["overlap"] == 1
+
+
+def test_back_translations_of_several_directions_are_refused(tmp_path):
+    files = {"synthetic_file": pairs_file(tmp_path, TEXT, name="synthetic"), "dataset_name": str(tmp_path)}
+    fails("directions and synthetic_file exclude each other", tmp_path, **files, directions=["en-xx", "xx-en"])
+
+
+def test_swapped_back_translations_are_reported(tmp_path):
+    source, target = pairs_file(tmp_path, TEXT[10:20], name="synthetic")
+    train = pairs_file(tmp_path, TEXT[:10])
+    report = prepare(tmp_path, train_file=train, synthetic_file=[target, source]).report
+    assert "synthetic" in report["warnings"][0]
+
+
 @pytest.mark.parametrize("side", ["source", "target"])
 def test_pairs_that_are_too_long_in_tokens_are_dropped_with_their_line(tmp_path, side):
     options = {"train_file": pairs_file(tmp_path, TEXT), "tokenizer_type": "word-level", "vocab_size": 100}

@@ -65,6 +65,13 @@ class DataArguments:
         metadata={"help": "Two aligned text files, source first, or one TSV, CSV, JSONL or Parquet file."},
     )
     validation_file: list[str] = field(default_factory=list, metadata={"help": "The same for the validation set."})
+    synthetic_file: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "More training text in the form of --train_file, the sources of which a model has made of real "
+            "targets (back-translation). Training puts the word 2bt before each of them."
+        },
+    )
     test_file: list[str] = field(
         default_factory=list,
         metadata={"help": "The same for a test set: what it shares with training is dropped."},
@@ -269,6 +276,8 @@ def _check_data(data: DataArguments, training: TrainingArguments):
             raise UserError(f"directions: {direction!r} is not two languages with a hyphen between them, such as en-de")
     if data.directions and len(data.train_file) == 2:
         raise UserError("directions: two text files have one: give a data set, or a table with a column per language")
+    if data.directions and data.synthetic_file:
+        raise UserError("directions and synthetic_file exclude each other: give one of them")
     has_validation = data.validation_file or (data.dataset_name and data.validation_split)
     if not has_validation and (training.early_stopping_patience or training.load_best_model_at_end):
         what = "early stopping" if training.early_stopping_patience else "load_best_model_at_end"

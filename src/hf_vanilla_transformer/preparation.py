@@ -26,6 +26,8 @@ from .tokenization_vanilla_transformer import (
     load_tokenizer,
 )
 
+# Before each source that was translated back, so that the model can tell it from a real one (Caswell et al. 2019).
+BACK_TRANSLATED = "2bt"
 WRITTEN = {"cache", "source.json", "target.json", "tokenizer", "train", "validation", "report.json"}
 
 
@@ -152,6 +154,9 @@ def _clean_training_pairs(data: DataArguments, report: CorpusReport, held_out: H
         pairs = islice(_read(data, data.train_file, data.train_split, direction), data.max_train_samples)
         for pair in clean_pairs(pairs, rules, report, held_out):
             yield _tagged(pair, direction.partition("-")[2]) if direction else pair
+    if data.synthetic_file:
+        for pair in clean_pairs(_read(data, data.synthetic_file, "synthetic"), rules, report, held_out):
+            yield pair._replace(source=f"{BACK_TRANSLATED} {pair.source}")
 
 
 def _as_dataset(pairs: Iterator[Pair], cache: Path) -> Dataset:
@@ -176,7 +181,9 @@ def _as_dataset(pairs: Iterator[Pair], cache: Path) -> Dataset:
 
 def _warn_of_swapped_sides(data: DataArguments, report: CorpusReport, texts: Dataset, validation: list[Pair]) -> None:
     sample = [Pair(row["source"], row["target"], row["line"]) for row in texts.select(range(min(2000, len(texts))))]
-    warnings = [swapped_endings(data.train_file, data.source_lang, data.target_lang)]
+    warnings = [
+        swapped_endings(files, data.source_lang, data.target_lang) for files in (data.train_file, data.synthetic_file)
+    ]
     if validation and not data.directions:
         warnings.append(swapped(sample, validation[:2000]))
     report.warnings.extend(warning for warning in warnings if warning)

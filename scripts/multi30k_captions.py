@@ -1,0 +1,39 @@
+"""The training captions of Multi30k task 2 in the form of task1/tok, each once: text to translate back.
+
+python scripts/multi30k_captions.py <multi30k folder> de captions.de
+
+Captions that are also sentences of a validation or test set stay in: training drops pairs with them, and says so.
+"""
+
+import argparse
+import gzip
+from pathlib import Path
+
+from hf_vanilla_transformer.evaluation import p1_tokens
+
+
+def captions(folder: Path, language: str) -> list[str]:
+    """The tokenised, lower-cased descriptions of the training images, each once, in the order of the files."""
+    lines = []
+    for path in sorted((folder / "task2" / "raw").glob(f"train.*.{language}.gz")):
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            lines += [line.strip() for line in file]
+    lines = [line for line in lines if line]
+    return list(dict.fromkeys(p1_tokens(lines, language))) if lines else []
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="Multi30k as its authors lay it out")
+    parser.add_argument("language", choices=("de", "en"))
+    parser.add_argument("output", type=Path)
+    options = parser.parse_args()
+    found = captions(options.folder, options.language)
+    if not found:
+        parser.error(f"{options.folder} has no task2/raw/train.*.{options.language}.gz")
+    options.output.write_text("".join(f"{line}\n" for line in found), encoding="utf-8")
+    print(f"{options.output}: {len(found):,} captions")
+
+
+if __name__ == "__main__":
+    main()
