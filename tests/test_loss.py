@@ -41,6 +41,21 @@ def value_and_gradients(function, hidden, weight, labels, label_smoothing, scale
     return value.detach(), *torch.autograd.grad(value * scale, [hidden, weight])
 
 
+@pytest.mark.parametrize("rows", [512, 100])
+def test_rows_that_only_fill_up_count_for_nothing(monkeypatch, rows):
+    """Products in bfloat16 on a CPU have a multiple of 64 rows; here of 130 and of one chunk's rest."""
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(130, D, generator=generator).bfloat16().requires_grad_()
+    weight = torch.randn(V, D, generator=generator).bfloat16().requires_grad_()
+    labels = torch.randint(V, (130,), generator=generator)
+    monkeypatch.setattr(loss, "CHUNK_ROWS", rows)
+    filled = value_and_gradients(label_smoothed_cross_entropy, hidden, weight, labels, 0.1)
+    monkeypatch.setattr(loss, "COMPILED_ROWS", 1)
+    plain = value_and_gradients(label_smoothed_cross_entropy, hidden, weight, labels, 0.1)
+    for x, y in zip(filled, plain, strict=True):
+        torch.testing.assert_close(x, y, atol=1e-4, rtol=1e-2)
+
+
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1, 0.6])
 class TestAgainstTorch:
     def test_value_and_gradients(self, chunks, blocks, label_smoothing):

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 IGNORED = -100  # the label that says "not a target token", as everywhere in PyTorch and transformers
 CHUNK_BYTES = 2**25  # of logits held at once
+CHUNK_ROWS = 512  # on a CPU, where larger products are not faster
+COMPILED_ROWS = 64  # oneDNN compiles a bfloat16 product anew for each number of rows: let there be few of them
 BLOCK_ELEMENTS = 2**20  # logits gone through at once, which a CPU's caches hold
 
 
@@ -103,24 +105,31 @@ def differentiate_in_chunks(
         `total` with the losses, and the three gradients; None of what is not wanted.
     """
     projection, precise = weight.to(hidden.dtype), torch.promote_types(hidden.dtype, torch.float32)
+    rows = alike * max(1, CHUNK_BYTES // (alike * len(weight) * hidden.dtype.itemsize))
+    count = len(hidden)
+    if hidden.device.type == "cpu":
+        rows = min(rows, CHUNK_ROWS)
+        if hidden.dtype == torch.bfloat16:
+            hidden = nn.functional.pad(hidden, (0, 0, 0, -count % COMPILED_ROWS))
     hidden_grad = torch.empty_like(hidden) if wanted[0] else None
     weight_grad = torch.zeros_like(weight, dtype=precise) if wanted[1] else None
     bias_grad = torch.zeros_like(bias, dtype=precise) if wanted[2] else None
-    rows = alike * max(1, CHUNK_BYTES // (alike * len(weight) * hidden.dtype.itemsize))
     memory = hidden.new_empty(min(rows, len(hidden)), len(weight))  # CPUs are slow to touch new memory
     with torch.autocast(hidden.device.type, enabled=False):
-        for start in range(0, len(hidden), rows):
+        for start in range(0, count, rows):
             chunk = slice(start, start + rows)
+            real = min(rows, count - start)
             logits = torch.mm(hidden[chunk], projection.T, out=memory[: len(hidden[chunk])])  # (C, V)
-            total += differentiate(logits, chunk)
+            total += differentiate(logits[:real], slice(start, start + real))
             gradient = logits  # in their memory
+            gradient[real:] = 0
             if hidden_grad is not None:
                 torch.mm(gradient, projection, out=hidden_grad[chunk])
             if weight_grad is not None:
                 weight_grad += gradient.T @ hidden[chunk]
             if bias_grad is not None:
                 bias_grad += gradient.sum(dim=0, dtype=precise)
-    return total, (hidden_grad, weight_grad, bias_grad)
+    return total, (None if hidden_grad is None else hidden_grad[:count], weight_grad, bias_grad)
 
 
 def keep_gradients(ctx, gradients: Sequence[Tensor | None], inputs: Sequence[Tensor | None]) -> None:
