@@ -53,6 +53,26 @@ def results() -> str:
     return "\n".join(lines)
 
 
+def comparisons(folders: list[Path]) -> str:
+    """One row for each run that was evaluated on several test sets with `--against`: all of them pooled."""
+    lines = [
+        "| run | against | P1, pooled | difference | 95% of resampled differences | p |",
+        "|---|---|---|---|---|---|",
+    ]
+    for folder in folders:
+        run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        for other, verdicts in run["evaluation"].get("against", {}).items():
+            found = verdicts.get("all of them")
+            if found is None:
+                continue
+            p = f"{found['p_value']:.3f}" if found["p_value"] >= 0.001 else "< 0.001"
+            lines.append(
+                f"| {folder.parent.name}, {folder.name} | {' '.join(Path(other).parts[-2:])} | {found['score_b']:.2f} "
+                f"| {found['difference']:+.2f} | {found['low']:+.2f} to {found['high']:+.2f} | {p} |"
+            )
+    return "\n".join(lines)
+
+
 def result(name: str) -> dict:
     """What a script has measured."""
     return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))

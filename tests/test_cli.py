@@ -276,6 +276,11 @@ def test_evaluate_writes_scores_and_hypotheses_and_compares(folder, tmp_path, ca
     write(perfect / "news.hyp.de", TEXT)
     assert main([*command, "--results", str(tmp_path / "two"), "--against", str(perfect)]) == 0
     assert f"news: {perfect} is better than {folder} by" in capsys.readouterr().out
+    record = json.loads((tmp_path / "two" / "run.json").read_text(encoding="utf-8"))
+    (against,) = record["evaluation"]["against"].items()
+    assert against[0] == "perfect"
+    assert against[1]["news"]["score_a"] == pytest.approx(100)
+    assert against[1]["news"]["score_b"] == record["evaluation"]["sets"]["news"]["scores"]["bleu"]["score"]
 
 
 def test_an_ensemble_leaves_the_scores_of_its_members_alone(folder, tmp_path, capsys):

@@ -235,7 +235,7 @@ def _read_test_sets(folder: Path, options: argparse.Namespace) -> list:
 
 def _evaluate(argv: Sequence[str]) -> None:
     from .provenance import EVALUATION_RECORD
-    from .reporting import compare, evaluate_model, read_hypotheses
+    from .reporting import compare, evaluate_model, keep_comparison, read_hypotheses
 
     parser = _model_parser("evaluate", "Translate test sets; BLEU, chrF, TER with signatures, P1 for Multi30k.")
     _add_test_set_options(parser)
@@ -276,6 +276,8 @@ def _evaluate(argv: Sequence[str]) -> None:
         verdicts = compare(Path(options.against), results or folder, test_sets, target_lang)
         for name, verdict in verdicts.items():
             print(f"{name}: {verdict.in_words(a=options.against, b=options.model)}")
+        if results:
+            keep_comparison(results, Path(options.against), verdicts)
 
 
 def _languages(folder: Path, options: argparse.Namespace) -> tuple[str, str]:

@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from .ensemble import Ensemble
 from .errors import UserError
 from .evaluation import PairedBootstrap, p1_bleu, p1_tokens, paired_bootstrap, score
 from .int8 import computing_type
-from .provenance import EVALUATION_RECORD, RUN_RECORD, provenance
+from .provenance import EVALUATION_RECORD, RUN_RECORD, provenance, without_folders
 from .translation import translate
 
 
@@ -233,3 +233,11 @@ def compare(
     if len(test_sets) > 1:
         verdicts["all of them"] = paired_bootstrap(*pooled, metric=metric, samples=samples)
     return verdicts
+
+
+def keep_comparison(results: Path, against: Path, verdicts: dict[str, PairedBootstrap]) -> None:
+    """Add what `compare` found to the record that `evaluate_model` left in `results`."""
+    record = json.loads((results / RUN_RECORD).read_text(encoding="utf-8"))
+    other = without_folders([str(against)])[0]
+    record["evaluation"].setdefault("against", {})[other] = {name: asdict(found) for name, found in verdicts.items()}
+    _write_json(results / RUN_RECORD, record)
