@@ -1016,7 +1016,8 @@ def test_resuming_with_another_tokenizer_is_refused(tmp_path):
 
 
 def test_the_recorded_recipe_holds_what_was_asked_for_and_nothing_else(tmp_path):
-    asked = record_of(run(tmp_path, max_steps=2))["recipe"]
+    asked = record_of(run(tmp_path, max_steps=2, lr_scheduler_type="cosine"))["recipe"]
+    assert asked["lr_scheduler_type"] == "cosine"
     assert not {"greater_is_better", "do_eval", "save_total_limit", "output_dir"} & asked.keys()
     assert asked["max_steps"] == 2
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -500,6 +501,7 @@ def _recipe(arguments: Arguments) -> dict[str, Any]:
             default = option.default_factory() if callable(option.default_factory) else option.default
             derived = name in FILLED_IN or value == [] or (value is False and default is None)
             if option.init and value != default and not derived and isinstance(value, (str, int, float, list)):
+                value = value.value if isinstance(value, Enum) else value
                 words = without_folders([str(word) for word in (value if isinstance(value, list) else [value])])
                 recipe[name] = words if isinstance(value, list) else words[0] if isinstance(value, str) else value
     return recipe
