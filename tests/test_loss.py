@@ -41,19 +41,26 @@ def value_and_gradients(function, hidden, weight, labels, label_smoothing, scale
     return value.detach(), *torch.autograd.grad(value * scale, [hidden, weight])
 
 
-@pytest.mark.parametrize("rows", [512, 100])
-def test_rows_that_only_fill_up_count_for_nothing(monkeypatch, rows):
-    """Products in bfloat16 on a CPU have a multiple of 64 rows; here of 130 and of one chunk's rest."""
+@pytest.mark.parametrize(("most", "wanted"), [(2**25, [192]), (150 * V * 2, [128, 64]), (5 * V * 2, [5] * 26)])
+def test_products_on_a_cpu_have_few_shapes(monkeypatch, most, wanted):
+    """130 rows in bfloat16 become multiples of 64, in chunks of at most 512, 150 and 5 rows; the rest adds nothing."""
+    rows, product = [], torch.mm
+
+    def watched(one, other, **kwargs):
+        rows.append(len(one))
+        return product(one, other, **kwargs)
+
     generator = torch.Generator().manual_seed(0)
-    hidden = torch.randn(130, D, generator=generator).bfloat16().requires_grad_()
+    hidden = torch.randn(1, 130, D, generator=generator).bfloat16().requires_grad_()
     weight = torch.randn(V, D, generator=generator).bfloat16().requires_grad_()
-    labels = torch.randint(V, (130,), generator=generator)
-    monkeypatch.setattr(loss, "CHUNK_ROWS", rows)
-    filled = value_and_gradients(label_smoothed_cross_entropy, hidden, weight, labels, 0.1)
-    monkeypatch.setattr(loss, "COMPILED_ROWS", 1)
-    plain = value_and_gradients(label_smoothed_cross_entropy, hidden, weight, labels, 0.1)
-    for x, y in zip(filled, plain, strict=True):
-        torch.testing.assert_close(x, y, atol=1e-4, rtol=1e-2)
+    labels = torch.randint(V, (1, 130), generator=generator)
+    expected = value_and_gradients(reference, hidden, weight, labels, 0.1)
+    monkeypatch.setattr(loss, "CHUNK_BYTES", most)
+    monkeypatch.setattr(torch, "mm", watched)
+    ours = value_and_gradients(label_smoothed_cross_entropy, hidden, weight, labels, 0.1)
+    assert rows == [count for count in wanted for _ in range(2)]  # the logits, and the gradient of the hidden states
+    for x, y in zip(ours, expected, strict=True):
+        torch.testing.assert_close(x, y, atol=2e-2, rtol=2e-2)
 
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1, 0.6])

@@ -110,6 +110,7 @@ def differentiate_in_chunks(
     if hidden.device.type == "cpu":
         rows = min(rows, CHUNK_ROWS)
         if hidden.dtype == torch.bfloat16:
+            rows -= rows % COMPILED_ROWS if rows > COMPILED_ROWS else 0
             hidden = nn.functional.pad(hidden, (0, 0, 0, -count % COMPILED_ROWS))
     hidden_grad = torch.empty_like(hidden) if wanted[0] else None
     weight_grad = torch.zeros_like(weight, dtype=precise) if wanted[1] else None
@@ -121,8 +122,7 @@ def differentiate_in_chunks(
             real = min(rows, count - start)
             logits = torch.mm(hidden[chunk], projection.T, out=memory[: len(hidden[chunk])])  # (C, V)
             total += differentiate(logits[:real], slice(start, start + real))
-            gradient = logits  # in their memory
-            gradient[real:] = 0
+            gradient = logits  # in their memory; zero in the rows that only fill up, as their hidden states are
             if hidden_grad is not None:
                 torch.mm(gradient, projection, out=hidden_grad[chunk])
             if weight_grad is not None:
