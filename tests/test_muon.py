@@ -128,10 +128,31 @@ def test_training_uses_it(tmp_path):
     assert [group["weight_decay"] for group in saved["param_groups"]] == [0.1, 0.1, 0.0]
 
 
-def test_an_older_pytorch_is_one_line(tmp_path, monkeypatch):
-    monkeypatch.delattr(torch.optim, "Muon")
-    with pytest.raises(UserError, match=r"^muon needs PyTorch 2\.9 or newer, not [^\n]*$"):
-        train(parse_arguments(flags(tmp_path / "out", **corpus(tmp_path), muon=True)), exact_matches)
+def test_another_optimizer_is_refused(tmp_path):
+    for option in ({"optim": "adafactor"}, {"optim_args": "a=b"}):
+        with pytest.raises(UserError, match=rf"^muon and {next(iter(option))} exclude each other"):
+            parse_arguments(flags(tmp_path, **corpus(tmp_path), muon=True, **option))
+
+
+def test_resuming_with_another_optimizer_is_one_line(tmp_path):
+    options = {**corpus(tmp_path), "max_steps": 2, "save_steps": 2, "save_strategy": "steps", "eval_strategy": "no"}
+    train(parse_arguments(flags(tmp_path / "out", **options, muon=True)), exact_matches)
+    options |= {"max_steps": 4, "resume_from_checkpoint": "true"}
+    with pytest.raises(UserError, match=r"checkpoint-2 is another one .*: resume with the --muon that it began with"):
+        train(parse_arguments(flags(tmp_path / "out", **options)), exact_matches)
+
+
+def test_matrices_alone_can_be_trained():
+    model = toy_model()
+    matrices = {id(matrix) for matrix in matrices_of_layers(model)}
+    for parameter in model.parameters():
+        parameter.requires_grad_(id(parameter) in matrices)
+    optimizer = MuonWithAdamW(model, set(), **SETTINGS)
+    before = matrices_of_layers(model)[0].detach().clone()
+    backward(model, 0)
+    optimizer.step()
+    assert len(optimizer.param_groups) == 1
+    assert not torch.equal(before, matrices_of_layers(model)[0])
 
 
 def test_nothing_to_train_is_one_line():

@@ -178,6 +178,15 @@ def test_the_record_is_complete(finished):
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT.*", record["date"])
 
 
+def test_the_record_tells_back_translations_from_real_text(tmp_path):
+    (tmp_path / "more").mkdir()
+    lines = sentences(20, seed=1)
+    files = write_pairs(tmp_path / "more", "back", lines, [translate(line) for line in lines])
+    data = record_of(run(tmp_path, synthetic_file=files, max_steps=1, eval_strategy="no"))["data"]
+    assert data["description"] == "train.en and train.xx, and back-translations: back.en and back.xx"
+    assert (data["report"]["read"], data["report"]["back_translations"]["read"]) == (60, 20)
+
+
 def test_the_record_counts_target_tokens(finished):
     tokenizer = AutoTokenizer.from_pretrained(finished)
     targets = tokenizer(text_target=[translate(line) for line in sentences(66)[:60]])["input_ids"]
@@ -896,6 +905,7 @@ MISTAKES = {
         "does not fit in max_position_embeddings=64: give --max_source_length 64",
     ),
     "too long target": ({"max_target_length": 99}, "max_target_length=99 does not fit"),
+    "old PyTorch": ({"muon": True}, r"muon needs PyTorch 2\.9 or newer, not \d"),
     "tokenizer": ({"tokenizer_type": "bpee"}, "tokenizer_type='bpee' is not one of bpe"),
     "dropout type": ({"tokenizer_type": "unigram", "subword_dropout": 0.1}, "needs a bpe or byte-level tokenizer"),
     "dropout range": ({"subword_dropout": 1}, r"subword_dropout=1.0 is not in \[0, 1\)"),
@@ -915,8 +925,10 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_one_line_and_status_2(tmp_path, capfd, mistake):
+def test_a_mistake_is_one_line_and_status_2(tmp_path, capfd, monkeypatch, mistake):
     """Warnings of libraries may come before it; no traceback, and nothing is written over."""
+    if mistake == "old PyTorch":
+        monkeypatch.delattr(torch.optim, "Muon", raising=False)
     options, message = MISTAKES[mistake]
     options, text = dict(options), corpus(tmp_path)
     if options.pop("short", False):

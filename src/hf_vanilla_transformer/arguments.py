@@ -15,6 +15,7 @@ from transformers import HfArgumentParser, Seq2SeqTrainingArguments
 
 from .configuration_vanilla_transformer import PRESETS, VanillaTransformerConfig
 from .errors import UserError
+from .muon import require_muon
 from .search import LENGTH_PENALTY_TYPES
 from .tokenization_vanilla_transformer import NORMALIZATIONS, TOKENIZER_TYPES
 
@@ -82,7 +83,9 @@ class DataArguments:
         default_factory=list, metadata={"help": "The data set's test splits: what they share with training is dropped."}
     )
     streaming: bool = field(default=False, metadata={"help": "Read a Hub data set without downloading it first."})
-    max_train_samples: int | None = field(default=None, metadata={"help": "Stop reading after this many pairs."})
+    max_train_samples: int | None = field(
+        default=None, metadata={"help": "Stop reading after this many pairs of a file or a direction."}
+    )
     max_eval_samples: int | None = field(
         default=None, metadata={"help": "Evaluate on the first so many validation pairs only."}
     )
@@ -250,6 +253,18 @@ def _check(model: ModelArguments, data: DataArguments, tokenizer: TokenizerArgum
     if tokenizer.subword_dropout and tokenizer.tokenizer_type not in ("bpe", "byte-level"):
         raise UserError(f"subword_dropout needs a bpe or byte-level tokenizer, not {tokenizer.tokenizer_type}")
     _check_consistency(training)
+    _check_muon(training)
+
+
+def _check_muon(training: TrainingArguments):
+    if not training.muon:
+        return
+    require_muon()
+    for name in ("optim", "optim_args"):
+        option = TrainingArguments.__dataclass_fields__[name]
+        default = option.default_factory() if callable(option.default_factory) else option.default
+        if getattr(training, name) != default:
+            raise UserError(f"muon and {name} exclude each other: give one of them")
 
 
 def _check_consistency(training: TrainingArguments):

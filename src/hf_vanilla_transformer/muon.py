@@ -25,7 +25,7 @@ class MuonWithAdamW(Optimizer):
         betas, eps: of AdamW.
 
     Raises:
-        UserError: a PyTorch without Muon, or a model without a matrix to train.
+        UserError: a model without a matrix to train.
     """
 
     def __init__(
@@ -37,8 +37,6 @@ class MuonWithAdamW(Optimizer):
         betas: tuple[float, float],
         eps: float,
     ):
-        if not hasattr(torch.optim, "Muon"):
-            raise UserError(f"muon needs PyTorch 2.9 or newer, not {torch.__version__}: update it or train without")
         matrices = matrices_of_layers(model)
         if not matrices:
             raise UserError("muon: no matrix of the layers is trained: train without")
@@ -48,15 +46,17 @@ class MuonWithAdamW(Optimizer):
             if parameter.requires_grad and id(parameter) not in muons:
                 (plain if name in undecayed else decayed).append(parameter)
         groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
-        self.muon = torch.optim.Muon(matrices, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
-        self.adamw = AdamW([group for group in groups if group["params"]], lr=lr, betas=betas, eps=eps)
-        super().__init__([*self.muon.param_groups, *self.adamw.param_groups], {})
+        groups = [group for group in groups if group["params"]]
+        self.parts = [torch.optim.Muon(matrices, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")]
+        if groups:
+            self.parts.append(AdamW(groups, lr=lr, betas=betas, eps=eps))
+        super().__init__([group for part in self.parts for group in part.param_groups], {})
         self._share()
 
     def _share(self):
-        """Both work on the state and the groups of this optimiser, which are those in a checkpoint."""
-        self.muon.state = self.adamw.state = self.state
-        self.muon.param_groups, self.adamw.param_groups = self.param_groups[:1], self.param_groups[1:]
+        """The parts work on the state and the groups of this optimiser, which are those in a checkpoint."""
+        for part, groups in zip(self.parts, (self.param_groups[:1], self.param_groups[1:]), strict=False):
+            part.state, part.param_groups = self.state, groups
 
     def load_state_dict(self, state_dict: dict[str, Any]):
         super().load_state_dict(state_dict)
@@ -64,8 +64,14 @@ class MuonWithAdamW(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None):
-        self.muon.step()
-        self.adamw.step()
+        for part in self.parts:
+            part.step()
+
+
+def require_muon():
+    """Raises UserError where PyTorch has no Muon."""
+    if not hasattr(torch.optim, "Muon"):
+        raise UserError(f"muon needs PyTorch 2.9 or newer, not {torch.__version__}: update it or train without")
 
 
 def matrices_of_layers(model: nn.Module) -> list[nn.Parameter]:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from transformers import (
     set_seed,
 )
 
-from .arguments import Arguments, TrainingArguments, parse_overrides
+from .arguments import Arguments, DataArguments, TrainingArguments, parse_overrides
 from .averaging import ExponentialMovingAverage, average_checkpoints
 from .batching import EpochLoader, PairCollator, TokenBatchSampler, TrainingPairs
 from .checkpoints import checkpoint_to_resume, complete_checkpoints, steps_of
@@ -180,6 +179,15 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
             self.model.generation_config = kept
             torch.set_rng_state(random_state)
 
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None):
+        try:
+            super()._load_optimizer_and_scheduler(checkpoint)
+        except ValueError as error:
+            reason = " ".join(str(error).split())
+            raise UserError(
+                f"the optimizer in {checkpoint} is another one ({reason}): resume with the --muon that it began with"
+            ) from error
+
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None):
         super()._save(output_dir, state_dict)
         if self.ema and self.args.should_save:
@@ -280,7 +288,7 @@ def train(arguments: Arguments, score: Scorer | None = None) -> Path:
             "source_lang": data.source_lang,
             "target_lang": data.target_lang,
             "data": {
-                "description": source_description(data.train_file, data.dataset_name, data.dataset_config_name),
+                "description": _description(data),
                 "dataset": None if Path(data.dataset_name or ".").exists() else data.dataset_name,
                 "config": data.dataset_config_name,
                 "report": corpus.report,
@@ -300,6 +308,13 @@ def train(arguments: Arguments, score: Scorer | None = None) -> Path:
         (output / RUN_RECORD).write_text(json.dumps(record, ensure_ascii=False, indent=1), encoding="utf-8")
         shutil.rmtree(prepared)
     return output
+
+
+def _description(data: DataArguments) -> str:
+    description = source_description(data.train_file, data.dataset_name, data.dataset_config_name)
+    if not data.synthetic_file:
+        return description
+    return f"{description}, and back-translations: {source_description(data.synthetic_file, None, None)}"
 
 
 def _configuration(arguments: Arguments, vocabulary: dict[str, Any]) -> VanillaTransformerConfig:
@@ -501,7 +516,7 @@ def _recipe(arguments: Arguments) -> dict[str, Any]:
             default = option.default_factory() if callable(option.default_factory) else option.default
             derived = name in FILLED_IN or value == [] or (value is False and default is None)
             if option.init and value != default and not derived and isinstance(value, (str, int, float, list)):
-                value = value.value if isinstance(value, Enum) else value
-                words = without_folders([str(word) for word in (value if isinstance(value, list) else [value])])
+                words = [getattr(word, "value", word) for word in (value if isinstance(value, list) else [value])]
+                words = without_folders([str(word) for word in words])
                 recipe[name] = words if isinstance(value, list) else words[0] if isinstance(value, str) else value
     return recipe
