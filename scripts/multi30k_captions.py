@@ -9,6 +9,7 @@ import argparse
 import gzip
 from pathlib import Path
 
+from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.evaluation import p1_tokens
 
 
@@ -28,7 +29,10 @@ def main():
     parser.add_argument("language", choices=("de", "en"))
     parser.add_argument("output", type=Path)
     options = parser.parse_args()
-    found = captions(options.folder, options.language)
+    try:
+        found = captions(options.folder, options.language)
+    except UserError as error:  # a package that is missing
+        parser.error(str(error))
     if not found:
         parser.error(f"{options.folder} has no task2/raw/train.*.{options.language}.gz")
     options.output.write_text("".join(f"{line}\n" for line in found), encoding="utf-8")

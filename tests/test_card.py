@@ -107,6 +107,11 @@ class TestWhole:
         lines = card(run, evaluation).splitlines()
         assert line.format(parameters=parameters) in lines
 
+    def test_back_translations_are_counted_apart(self, card, run, evaluation):
+        run["data"]["report"]["back_translations"] = {**run["data"]["report"], "kept": 1234}
+        text = card(run, evaluation)
+        assert "1,234 pairs have back-translated sources. Of " in text
+
     def test_other_architectures_are_described_as_they_are(self, card, run, evaluation):
         model = make_model(
             vocab_size=20,

@@ -8,7 +8,7 @@ import pytest
 from datasets import Dataset, DatasetDict
 from transformers import AutoTokenizer
 
-from hf_vanilla_transformer import VanillaTransformerConfig
+from hf_vanilla_transformer import VanillaTransformerConfig, preparation
 from hf_vanilla_transformer.arguments import parse_arguments
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.preparation import PreparedCorpus, prepare_corpus, token_lengths
@@ -159,8 +159,37 @@ def test_back_translations_are_cleaned_and_marked(tmp_path):
     assert prepared.train["source"][:] == [*real, *(f"2bt {source}" for source in TEXT[10:20])]
     assert prepared.train["target"][:] == [translate(source) for source in TEXT[:20]]
     assert prepared.validation["source"][:] == sorted(held_out, key=len, reverse=True)
-    assert prepared.report["read"] == 21
-    assert prepared.report["dropped"]["overlap"] == 1
+    assert (prepared.report["read"], prepared.report["dropped"]["overlap"]) == (10, 0)
+    back = prepared.report["back_translations"]
+    assert (back["read"], back["kept"], back["dropped"]["overlap"]) == (11, 10, 1)
+    assert back["examples"]["overlap"][0]["line"] == 11
+
+
+def test_back_translations_are_limited_and_too_long_ones_dropped_like_real_pairs(tmp_path):
+    long = " ".join(TEXT)
+    prepared = prepare(
+        tmp_path,
+        train_file=pairs_file(tmp_path, [long, *TEXT[:9]]),
+        synthetic_file=pairs_file(tmp_path, [*TEXT[10:12], f"{long} {long}", *TEXT[12:20]], name="synthetic"),
+        max_train_samples=5,
+        max_source_length=60,
+        max_target_length=9999,
+    )
+    assert prepared.train["source"][:] == [*TEXT[:4], *(f"2bt {source}" for source in TEXT[10:14])]
+    back = prepared.report["back_translations"]
+    for part, line, words in ((prepared.report, 1, TEXT[:4]), (back, 3, TEXT[10:14])):
+        assert (part["read"], part["kept"], part["dropped"]["too long"]) == (5, 4, 1)
+        assert part["examples"]["too long"][0]["line"] == line
+        assert part["words"]["source"] == sum(len(sentence.split()) for sentence in words)
+
+
+def test_a_missing_file_of_back_translations_costs_no_cleaning(tmp_path, monkeypatch):
+    monkeypatch.setattr(preparation, "clean_pairs", None)
+    files = {
+        "train_file": pairs_file(tmp_path, TEXT),
+        "synthetic_file": [str(tmp_path / "no.en"), str(tmp_path / "no.xx")],
+    }
+    fails("no.en", tmp_path, **files)
 
 
 def test_back_translations_of_several_directions_are_refused(tmp_path):

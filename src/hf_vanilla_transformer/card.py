@@ -335,6 +335,8 @@ def _data_values(data: dict) -> dict[str, str]:
         description += f"\n\nOn the Hub: [`{dataset}`](https://huggingface.co/datasets/{dataset})."
     report = data["report"]
     kept = f"Of {report['read']:,} sentence pairs that were read, {report['kept']:,} were kept"
+    if "back_translations" in report:
+        kept = f"{report['back_translations']['kept']:,} pairs have back-translated sources. {kept}"
     dropped = [[reason, f"{count:,}"] for reason, count in report["dropped"].items() if count]
     if not dropped:
         return {"data": description, "data_report": f"{kept} and none dropped."}

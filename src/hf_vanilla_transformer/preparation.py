@@ -39,7 +39,7 @@ class PreparedCorpus:
         train, validation: `datasets.Dataset` with `source`, `target` (text), `input_ids`, `labels` (token ids, EOS
             included); `validation` is None where there is none.
         tokenizer: with which they were made.
-        report: the cleaning report of the training text, ready for JSON.
+        report: the cleaning report of the training text, ready for JSON, with that of `back_translations` in it.
     """
 
     train: Dataset
@@ -85,8 +85,10 @@ def prepare_corpus(
         validation = [_tagged(pair, data.target_lang) for pair in validation]
     held_out = HeldOut.of(evaluation)
     report = CorpusReport("training text")
-    texts = _as_dataset(_clean_training_pairs(data, report, held_out), folder / "cache" / "text")
-    report.require_pairs()
+    synthetic = CorpusReport("back-translations") if data.synthetic_file else None
+    texts = _as_dataset(_clean_training_pairs(data, report, synthetic, held_out), folder / "cache" / "text")
+    for part in filter(None, (report, synthetic)):
+        part.require_pairs()
     _warn_of_swapped_sides(data, report, texts, validation)
     try:
         tokenizer = load_tokenizer(tokenizer_name) if tokenizer_name else _learn_tokenizer(texts, options, folder)
@@ -95,15 +97,17 @@ def prepare_corpus(
         raise UserError(origin + " ".join(str(error).split())) from error
     tokenizer.save_pretrained(folder / "tokenizer")
     train = _encode(texts, tokenizer, folder / "cache" / "train.arrow")
-    train = _drop_too_long(train, data, report)
-    report.require_pairs()
-    print(report, flush=True)
+    train = _drop_too_long(train, data, report, synthetic)
+    for part in filter(None, (report, synthetic)):
+        part.require_pairs()
+        print(part, flush=True)
     train.save_to_disk(folder / "train")
     if validation:
         _encode(Dataset.from_list([pair._asdict() for pair in validation]), tokenizer, None).save_to_disk(
             folder / "validation"
         )
-    (folder / "report.json").write_text(json.dumps(report.as_dict(), ensure_ascii=False, indent=1), encoding="utf-8")
+    facts = report.as_dict() | ({"back_translations": synthetic.as_dict()} if synthetic else {})
+    (folder / "report.json").write_text(json.dumps(facts, ensure_ascii=False, indent=1), encoding="utf-8")
     shutil.rmtree(folder / "cache")
 
 
@@ -148,14 +152,19 @@ def _test_pairs(data: DataArguments) -> Iterator[Pair]:
             yield from _read(data, [], split)
 
 
-def _clean_training_pairs(data: DataArguments, report: CorpusReport, held_out: HeldOut) -> Iterator[Pair]:
+def _clean_training_pairs(
+    data: DataArguments, report: CorpusReport, synthetic: CorpusReport | None, held_out: HeldOut
+) -> Iterator[Pair]:
+    """The real pairs, then those that were translated back, which `synthetic` counts."""
     rules = CleaningRules(max_length_ratio=data.max_length_ratio)
+    back_translations = _read(data, data.synthetic_file, "synthetic") if synthetic else iter(())  # or complain now
     for direction in data.directions or [None]:
         pairs = islice(_read(data, data.train_file, data.train_split, direction), data.max_train_samples)
         for pair in clean_pairs(pairs, rules, report, held_out):
             yield _tagged(pair, direction.partition("-")[2]) if direction else pair
-    if data.synthetic_file:
-        for pair in clean_pairs(_read(data, data.synthetic_file, "synthetic"), rules, report, held_out):
+    if synthetic:
+        back_translations = islice(back_translations, data.max_train_samples)
+        for pair in clean_pairs(back_translations, rules, synthetic, held_out):
             yield pair._replace(source=f"{BACK_TRANSLATED} {pair.source}")
 
 
@@ -231,9 +240,13 @@ def token_lengths(pairs: Dataset) -> tuple[np.ndarray, np.ndarray]:
     )
 
 
-def _drop_too_long(pairs: Dataset, data: DataArguments, report: CorpusReport) -> Dataset:
+def _drop_too_long(
+    pairs: Dataset, data: DataArguments, report: CorpusReport, synthetic: CorpusReport | None
+) -> Dataset:
     sources, targets = token_lengths(pairs)
     fits = (sources <= data.max_source_length) & (targets <= data.max_target_length)
-    for row in pairs.select(np.flatnonzero(~fits)):
-        report.drop("too long", Pair(row["source"], row["target"], row["line"]))
+    too_long, real = np.flatnonzero(~fits), report.kept  # back-translations come after the real pairs
+    for index, row in zip(too_long, pairs.select(too_long), strict=True):
+        source = row["source"] if index < real else row["source"].removeprefix(f"{BACK_TRANSLATED} ")
+        (report if index < real else synthetic).drop("too long", Pair(source, row["target"], row["line"]))
     return pairs.select(np.flatnonzero(fits))
