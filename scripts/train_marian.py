@@ -26,6 +26,7 @@ from transformers import (
 from hf_vanilla_transformer import VanillaTransformerConfig
 from hf_vanilla_transformer.arguments import parse_arguments, parse_overrides
 from hf_vanilla_transformer.checkpoints import checkpoint_to_resume
+from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.preparation import PreparedCorpus, prepare_corpus, token_lengths
 from hf_vanilla_transformer.provenance import provenance
 
@@ -51,6 +52,8 @@ def marian_like(config: VanillaTransformerConfig) -> MarianMTModel:
 
 def main(argv: list[str]) -> None:
     model_args, data, tokenizer_options, ours = parse_arguments(argv)
+    if ours.muon or ours.lr_scheduler_type != "inverse_sqrt" or data.synthetic_file:
+        raise UserError("the floor is trained with AdamW, inverse_sqrt and real text only: take another recipe")
     output = Path(ours.output_dir)
     origin = provenance()
     checkpoint = checkpoint_to_resume(output, ours.resume_from_checkpoint, ours.world_size)

@@ -46,13 +46,13 @@ def test_speed_is_relative_to_the_best_marian(script):
 
 
 def test_comparisons_are_of_all_test_sets_together(script, tmp_path):
-    pooled = {"score_b": 33.333, "difference": 1.5, "low": -0.25, "high": 3.0, "p_value": 0.0004}
-    verdicts = {"results/floor/seed1": {"one": {}, "all of them": pooled}, "results/other/seed2": {"one": {}}}
+    pooled = {"metric": "p1", "score_b": 33.333, "difference": 1.5, "low": -0.25, "high": 3.0, "p_value": 0.0004}
+    verdicts = {"floor/seed1": {"one": {}, "all of them": pooled}, "other/seed2": {"one": {}}}
     folder = tmp_path / "better" / "seed1"
     folder.mkdir(parents=True)
     (folder / "run.json").write_text(json.dumps({"evaluation": {"against": verdicts}}))
     lines = script("results_table").comparisons([folder]).splitlines()
-    assert lines[2:] == ["| better, seed1 | floor seed1 | 33.33 | +1.50 | -0.25 to +3.00 | < 0.001 |"]
+    assert lines[2:] == ["| better/seed1 | floor/seed1 | p1 | 33.33 | +1.50 | -0.25 to +3.00 | < 0.001 |"]
 
 
 def test_the_lower_bound_is_that_of_the_machine(script):

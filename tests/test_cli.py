@@ -274,13 +274,15 @@ def test_evaluate_writes_scores_and_hypotheses_and_compares(folder, tmp_path, ca
     perfect = tmp_path / "perfect"
     perfect.mkdir()
     write(perfect / "news.hyp.de", TEXT)
-    assert main([*command, "--results", str(tmp_path / "two"), "--against", str(perfect)]) == 0
+    assert main([*command, "--results", str(tmp_path / "two"), "--against", str(perfect), str(tmp_path / "one")]) == 0
     assert f"news: {perfect} is better than {folder} by" in capsys.readouterr().out
     record = json.loads((tmp_path / "two" / "run.json").read_text(encoding="utf-8"))
-    (against,) = record["evaluation"]["against"].items()
-    assert against[0] == "perfect"
-    assert against[1]["news"]["score_a"] == pytest.approx(100)
-    assert against[1]["news"]["score_b"] == record["evaluation"]["sets"]["news"]["scores"]["bleu"]["score"]
+    against = record["evaluation"]["against"]
+    assert against.keys() == {f"{tmp_path.name}/perfect", f"{tmp_path.name}/one"}
+    verdict = against[f"{tmp_path.name}/perfect"]["news"]
+    assert verdict["score_a"] == pytest.approx(100)
+    assert against[f"{tmp_path.name}/one"]["news"]["difference"] == 0
+    assert verdict["score_b"] == record["evaluation"]["sets"]["news"]["scores"]["bleu"]["score"]
 
 
 def test_an_ensemble_leaves_the_scores_of_its_members_alone(folder, tmp_path, capsys):

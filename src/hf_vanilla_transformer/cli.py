@@ -240,7 +240,12 @@ def _evaluate(argv: Sequence[str]) -> None:
     parser = _model_parser("evaluate", "Translate test sets; BLEU, chrF, TER with signatures, P1 for Multi30k.")
     _add_test_set_options(parser)
     parser.add_argument("--results", help="folder for the hypotheses and a run.json with training and scores")
-    parser.add_argument("--against", help="folder with another system's hypotheses, for a paired bootstrap")
+    parser.add_argument(
+        "--against",
+        nargs="+",
+        default=[],
+        help="folders with the hypotheses of other systems, for paired bootstraps; --results keeps what they found",
+    )
     _add_search_options(parser)
     options = parser.parse_args(argv)
     folder = Path(options.model)
@@ -252,8 +257,9 @@ def _evaluate(argv: Sequence[str]) -> None:
     if results is None and (options.ensemble or not folder.is_dir()):
         what = "an ensemble" if options.ensemble else options.model
         raise UserError(f"{what} is not a folder: say with --results where the hypotheses go")
-    for test_set in test_sets if options.against else []:
-        read_hypotheses(Path(options.against), test_set, target_lang)  # or else it would fail after the translating
+    for against in options.against:
+        for test_set in test_sets:
+            read_hypotheses(Path(against), test_set, target_lang)  # or else it would fail after the translating
     model, tokenizer = _load(options)
     record = evaluate_model(
         model,
@@ -267,17 +273,21 @@ def _evaluate(argv: Sequence[str]) -> None:
         max_tokens_per_batch=options.max_tokens_per_batch,
         results=results,
     )
+    _print_scores(record)
+    if folder.is_dir() and not options.ensemble:
+        print(f"the scores are in {folder / EVALUATION_RECORD}, for the model card", file=sys.stderr)
+    for against in options.against:
+        verdicts = compare(Path(against), results or folder, test_sets, target_lang)
+        for name, verdict in verdicts.items():
+            print(f"{name}: {verdict.in_words(a=against, b=options.model)}")
+        if results:
+            keep_comparison(results, Path(against), verdicts)
+
+
+def _print_scores(record: dict) -> None:
     for name, found in record["sets"].items():
         for metric, entry in found["scores"].items():
             print(f"{name}\t{metric}\t{entry['score']:.2f}\t{entry['signature']}")
-    if folder.is_dir() and not options.ensemble:
-        print(f"the scores are in {folder / EVALUATION_RECORD}, for the model card", file=sys.stderr)
-    if options.against:
-        verdicts = compare(Path(options.against), results or folder, test_sets, target_lang)
-        for name, verdict in verdicts.items():
-            print(f"{name}: {verdict.in_words(a=options.against, b=options.model)}")
-        if results:
-            keep_comparison(results, Path(options.against), verdicts)
 
 
 def _languages(folder: Path, options: argparse.Namespace) -> tuple[str, str]:

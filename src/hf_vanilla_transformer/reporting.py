@@ -14,7 +14,7 @@ from .ensemble import Ensemble
 from .errors import UserError
 from .evaluation import PairedBootstrap, p1_bleu, p1_tokens, paired_bootstrap, score
 from .int8 import computing_type
-from .provenance import EVALUATION_RECORD, RUN_RECORD, provenance, without_folders
+from .provenance import EVALUATION_RECORD, RUN_RECORD, provenance
 from .translation import translate
 
 
@@ -177,7 +177,9 @@ def _joined_record(folder: Path, evaluation: dict[str, Any]) -> dict[str, Any]:
     """Training and scores in one record, without the sentences that the cleaning report quotes."""
     path = folder / RUN_RECORD
     training = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    training.get("data", {}).get("report", {}).pop("examples", None)
+    report = training.get("data", {}).get("report", {})
+    for part in (report, report.get("back_translations", {})):
+        part.pop("examples", None)
     return {**training, "evaluation": evaluation}
 
 
@@ -238,6 +240,6 @@ def compare(
 def keep_comparison(results: Path, against: Path, verdicts: dict[str, PairedBootstrap]) -> None:
     """Add what `compare` found to the record that `evaluate_model` left in `results`."""
     record = json.loads((results / RUN_RECORD).read_text(encoding="utf-8"))
-    other = without_folders([str(against)])[0]
+    other = "/".join(against.parts[-2:])  # the disk is private
     record["evaluation"].setdefault("against", {})[other] = {name: asdict(found) for name, found in verdicts.items()}
     _write_json(results / RUN_RECORD, record)
