@@ -165,6 +165,26 @@ def test_back_translations_are_cleaned_and_marked(tmp_path):
     assert back["examples"]["overlap"][0]["line"] == 11
 
 
+def test_a_final_mark_that_only_one_side_has_is_taken_off(tmp_path):
+    pairs = {
+        "a b .": "b a .",  # both
+        "a c": "c a ...",
+        "a d?": "d a",
+        "a e": "e a",  # neither
+        "a f.": "f a!",
+        ".": "g",  # nothing else on one side
+    }
+    files = {"train_file": pairs_file(tmp_path, list(pairs), list(pairs.values()))}
+    synthetic = {"synthetic_file": pairs_file(tmp_path, ["h i"], ["i h 。"], name="synthetic")}
+    prepared = prepare(tmp_path, **files, **synthetic, align_final_marks=True)
+    assert prepared.train["source"][:] == ["a b .", "a c", "a d", "a e", "a f.", ".", "2bt h i"]
+    assert prepared.train["target"][:] == ["b a .", "c a", "d a", "e a", "f a!", "g", "i h"]
+    assert prepared.report["final_marks"] == 2
+    assert prepared.report["words"] == {"source": 12, "target": 12}
+    assert prepared.report["back_translations"]["final_marks"] == 1
+    assert prepare(tmp_path / "as it is", **files).train["target"][:] == list(pairs.values())
+
+
 def test_back_translations_are_limited_and_too_long_ones_dropped_like_real_pairs(tmp_path):
     long = " ".join(TEXT)
     prepared = prepare(

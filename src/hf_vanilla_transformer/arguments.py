@@ -93,6 +93,13 @@ class DataArguments:
         default=256, metadata={"help": "Training drops pairs whose source has more tokens than this, EOS included."}
     )
     max_target_length: int = field(default=256, metadata={"help": "The same for the target."})
+    align_final_marks: bool = field(
+        default=False,
+        metadata={
+            "help": "Where only one side of a training pair ends with a mark such as a full stop, take it off: the "
+            "model then learns to end as the source does."
+        },
+    )
     max_length_ratio: float = field(
         default=6.0, metadata={"help": "Training drops pairs of which one side has this many times the other's words."}
     )

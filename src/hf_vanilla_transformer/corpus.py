@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 from .errors import UserError
 
+FINAL_MARKS = ".!?…。！？"
 REASONS = ("empty", "too long", "identical sides", "length ratio", "overlap", "duplicate")
 MULTI30K_SUFFIX = {"raw": "", "tok": ".lc.norm.tok"}
 
@@ -438,6 +439,7 @@ class CorpusReport:
     examples: dict[str, list[Pair]] = field(default_factory=lambda: {reason: [] for reason in REASONS})
     words: dict[str, int] = field(default_factory=lambda: {"source": 0, "target": 0})
     characters: dict[str, int] = field(default_factory=lambda: {"source": 0, "target": 0})
+    final_marks: int = 0
     warnings: list[str] = field(default_factory=list)
 
     @property
@@ -453,6 +455,19 @@ class CorpusReport:
         """Count a pair as read, and kept until `drop` says otherwise."""
         self.read += 1
         self._weigh(pair, 1)
+
+    def align_final_marks(self, pair: Pair) -> Pair:
+        """The pair without the final mark that only one of its sides has; counted in `final_marks`."""
+        sides = pair.source, pair.target
+        marked = [side.endswith(tuple(FINAL_MARKS)) for side in sides]
+        bare = [side.rstrip(FINAL_MARKS).rstrip() for side in sides]
+        if marked[0] == marked[1] or not all(bare):
+            return pair
+        self.final_marks += 1
+        aligned = pair._replace(source=bare[0], target=bare[1])
+        self._weigh(pair, -1)
+        self._weigh(aligned, 1)
+        return aligned
 
     def drop(self, reason: str, pair: Pair) -> None:
         """Count a pair that was added before as dropped; `reason` is one of `REASONS`."""
@@ -489,6 +504,7 @@ class CorpusReport:
             "words": dict(self.words),
             "mean_words": self.means(self.words),
             "mean_characters": self.means(self.characters),
+            "final_marks": self.final_marks,
             "warnings": list(self.warnings),
         }
 
@@ -498,6 +514,8 @@ class CorpusReport:
         table.append(f"  {'kept':<16}{'words':>12}{'per sentence':>14}{'characters per sentence':>25}")
         for side in ("source", "target"):
             table.append(f"  {side:<16}{self.words[side]:>12,}{words[side]:>14.1f}{characters[side]:>25.1f}")
+        if self.final_marks:
+            table.append(f"  {'final marks':<16}{self.final_marks:>12,}  taken off, because the other side had none")
         if any(self.dropped.values()):
             table.append(f"  {'dropped':<16}{'pairs':>12}  first examples")
         for reason, count in self.dropped.items():

@@ -161,10 +161,12 @@ def _clean_training_pairs(
     for direction in data.directions or [None]:
         pairs = islice(_read(data, data.train_file, data.train_split, direction), data.max_train_samples)
         for pair in clean_pairs(pairs, rules, report, held_out):
+            pair = report.align_final_marks(pair) if data.align_final_marks else pair
             yield _tagged(pair, direction.partition("-")[2]) if direction else pair
     if synthetic:
         back_translations = islice(back_translations, data.max_train_samples)
         for pair in clean_pairs(back_translations, rules, synthetic, held_out):
+            pair = synthetic.align_final_marks(pair) if data.align_final_marks else pair
             yield pair._replace(source=f"{BACK_TRANSLATED} {pair.source}")
 
 
