@@ -575,6 +575,7 @@ def test_report_as_json():
         "words": {"source": 2, "target": 1},
         "mean_words": {"source": 2.0, "target": 1.0},
         "mean_characters": {"source": 3.0, "target": 1.0},
+        "final_marks": 0,
         "warnings": [],
     }
 
