@@ -35,7 +35,7 @@ def cell(runs: list[dict], metric: str) -> str:
 
 
 def results() -> str:
-    """One row for each recipe with Multi30k results."""
+    """One row for each recipe with Multi30k results, and one below for what was evaluated as its ensemble."""
     lines = [
         "| recipe | parameters | seeds | epochs | P1 | BLEU | chrF2 | training |",
         "|---|---|---|---|---|---|---|---|",
@@ -50,6 +50,14 @@ def results() -> str:
             f"| {training[0]['epochs']:.0f} | {cell(runs, 'p1')} | {cell(runs, 'bleu')} | {cell(runs, 'chrf')} "
             f"| {mean(run['seconds'] for run in training) / 60:.0f} min |"
         )
+        ensemble = recipe / "ensemble" / "run.json"
+        if ensemble.is_file():
+            run = json.loads(ensemble.read_text(encoding="utf-8"))
+            members = run["evaluation"]["generation"]["models"]
+            lines.append(
+                f"| [{recipe.name}/ensemble](scripts/results/{recipe.name}/ensemble) of {members} models | | | "
+                f"| {cell([run], 'p1')} | {cell([run], 'bleu')} | {cell([run], 'chrf')} | |"
+            )
     return "\n".join(lines)
 
 
