@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 IGNORED = -100  # the label that says "not a target token", as everywhere in PyTorch and transformers
 CHUNK_BYTES = 2**25  # of logits held at once
-CHUNK_ROWS = 512  # on a CPU, where larger products are not faster
-COMPILED_ROWS = 64  # oneDNN compiles a bfloat16 product anew for each number of rows: let there be few of them
+CHUNK_ROWS = 512  # of products in bfloat16 on a CPU, where larger ones are not faster
+COMPILED_ROWS = 64  # oneDNN compiles such a product anew for each number of rows: let there be few of them
 BLOCK_ELEMENTS = 2**20  # logits gone through at once, which a CPU's caches hold
 
 
@@ -107,11 +107,10 @@ def differentiate_in_chunks(
     projection, precise = weight.to(hidden.dtype), torch.promote_types(hidden.dtype, torch.float32)
     rows = alike * max(1, CHUNK_BYTES // (alike * len(weight) * hidden.dtype.itemsize))
     count = len(hidden)
-    if hidden.device.type == "cpu":
+    if hidden.device.type == "cpu" and hidden.dtype == torch.bfloat16:
         rows = min(rows, CHUNK_ROWS)
-        if hidden.dtype == torch.bfloat16:
-            rows -= rows % COMPILED_ROWS if rows > COMPILED_ROWS else 0
-            hidden = nn.functional.pad(hidden, (0, 0, 0, -count % COMPILED_ROWS))
+        rows -= rows % COMPILED_ROWS if rows > COMPILED_ROWS else 0
+        hidden = nn.functional.pad(hidden, (0, 0, 0, -count % COMPILED_ROWS))
     hidden_grad = torch.empty_like(hidden) if wanted[0] else None
     weight_grad = torch.zeros_like(weight, dtype=precise) if wanted[1] else None
     bias_grad = torch.zeros_like(bias, dtype=precise) if wanted[2] else None
