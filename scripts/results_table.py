@@ -281,6 +281,7 @@ SECTIONS = {
     "speed": lambda: speed(result("benchmark")["sections"]),
     "depth": lambda: depth(result("benchmark")["sections"]),
     "lower bound": lambda: lower_bound(result("benchmark")["sections"]),
+    "lower bound with AMX": lambda: lower_bound(result("benchmark_amx")["sections"]),
     "memory": lambda: memory(result("benchmark")["sections"]),
     "certificates": lambda: certificates({name: result(f"ctranslate2/{name}") for name in ("float32", "int8")}),
     "scaling": lambda: scaling(result("scaling")["sections"]),
