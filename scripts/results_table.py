@@ -61,21 +61,21 @@ def results() -> str:
     return "\n".join(lines)
 
 
-def comparisons(folders: list[Path]) -> str:
+def comparisons(paths: list[Path]) -> str:
     """One row for each run that was evaluated on several test sets with `--against`: all of them pooled."""
     lines = [
         "| run | against | metric | score | difference | 95% of resampled differences | p |",
         "|---|---|---|---|---|---|---|",
     ]
-    for folder in folders:
-        run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    for path in paths:
+        run = json.loads(path.read_text(encoding="utf-8"))
         for other, verdicts in run["evaluation"].get("against", {}).items():
             found = verdicts.get("all of them")
             if found is None:
                 continue
             p = f"{found['p_value']:.3f}" if found["p_value"] >= 0.001 else "< 0.001"
             lines.append(
-                f"| {folder.parent.name}/{folder.name} | {other} | {found['metric']} | {found['score_b']:.2f} "
+                f"| {path.parts[-3]}/{path.parts[-2]} | {other} | {found['metric']} | {found['score_b']:.2f} "
                 f"| {found['difference']:+.2f} | {found['low']:+.2f} to {found['high']:+.2f} | {p} |"
             )
     return "\n".join(lines)
@@ -273,7 +273,7 @@ def loss_curves(sections: dict[str, dict]) -> str:
 
 SECTIONS = {
     "results": results,
-    "comparisons": lambda: comparisons(sorted(path.parent for path in RESULTS.glob("*/*/run.json"))),
+    "comparisons": lambda: comparisons(sorted(RESULTS.glob("*/*/run.json"))),
     "agreement": lambda: agreement(result("agreement")["rows"]),
     "backends": lambda: backends(result("attention_backends")["rows"]),
     "common tests": common_tests,

@@ -45,13 +45,30 @@ def test_speed_is_relative_to_the_best_marian(script):
     assert lines[-1] == "| training in two processes | 1.50 | 1.00 to 2.00 |"
 
 
+def test_an_ensemble_has_a_row_below_its_recipe(script, tmp_path, monkeypatch):
+    table = script("results_table")
+    monkeypatch.setattr(table, "RESULTS", tmp_path)
+    run = {"parameters": 2_000_000, "training": {"epochs": 3.0, "seconds": 90}}
+    for name, score, models in (("seed1", 30, {}), ("seed2", 32, {}), ("ensemble", 33, {"models": 2})):
+        sets = {test_set: {"scores": {"p1": {"score": score}}} for test_set in table.SETS}
+        path = tmp_path / "recipe" / name / "run.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps({**run, "evaluation": {"sets": sets, "generation": models}}))
+    recipe, ensemble = table.results().splitlines()[2:]
+    assert recipe.startswith("| [recipe](scripts/results/recipe) | 2.00M | 2 | 3 | 31.0 ± 1.4 / ")
+    assert ensemble.startswith(
+        "| [recipe/ensemble](scripts/results/recipe/ensemble) of 2 models | | | | 33.0 / 33.0 / 33.0 |"
+    )
+    assert recipe.count("|") == ensemble.count("|")
+
+
 def test_comparisons_are_of_all_test_sets_together(script, tmp_path):
     pooled = {"metric": "p1", "score_b": 33.333, "difference": 1.5, "low": -0.25, "high": 3.0, "p_value": 0.0004}
     verdicts = {"floor/seed1": {"one": {}, "all of them": pooled}, "other/seed2": {"one": {}}}
-    folder = tmp_path / "better" / "seed1"
-    folder.mkdir(parents=True)
-    (folder / "run.json").write_text(json.dumps({"evaluation": {"against": verdicts}}))
-    lines = script("results_table").comparisons([folder]).splitlines()
+    path = tmp_path / "better" / "seed1" / "run.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"evaluation": {"against": verdicts}}))
+    lines = script("results_table").comparisons([path]).splitlines()
     assert lines[2:] == ["| better/seed1 | floor/seed1 | p1 | 33.33 | +1.50 | -0.25 to +3.00 | < 0.001 |"]
 
 

@@ -1,6 +1,7 @@
 """scripts/multi30k_captions.py: what it takes, what it refuses."""
 
 import gzip
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,9 @@ SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "multi30k_captions.py
 pytest.importorskip("sacremoses")
 
 
-def extract(folder, output, language="de"):
-    return subprocess.run([sys.executable, SCRIPT, folder, language, output], capture_output=True, text=True)
+def extract(folder, output, language="de", **environment):
+    command = [sys.executable, SCRIPT, folder, language, output]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
 
 
 @pytest.fixture
@@ -44,3 +46,11 @@ def test_a_folder_without_captions_is_one_line(tmp_path):
     assert result.returncode == 2
     assert result.stderr.splitlines()[-1].endswith("has no task2/raw/train.*.de.gz")
     assert not (tmp_path / "captions.de").exists()
+
+
+def test_without_sacremoses_it_says_what_to_install(descriptions, tmp_path):
+    (tmp_path / "sacremoses.py").write_text("raise ImportError")
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    result = extract(descriptions, tmp_path / "captions.de", PYTHONPATH=path)
+    assert result.returncode == 2
+    assert result.stderr.splitlines()[-1].endswith('pip install "hf-vanilla-transformer[moses]"')

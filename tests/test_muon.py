@@ -90,7 +90,7 @@ def test_the_steps_are_those_of_both_optimisers_apart():
 
 
 def test_a_step_is_as_large_as_one_of_adamw():
-    """Root mean square of 0.2 learning rates (Liu et al. 2025, section 2.2), whatever the shape of the matrix."""
+    """Root mean square of about 0.2 learning rates (Liu et al. 2025, section 2.2), whatever the shape of the matrix."""
     model = toy_model()
     optimizer = MuonWithAdamW(model, no_decay(model), **{**SETTINGS, "weight_decay": 0.0})
     before = [matrix.detach().clone() for matrix in matrices_of_layers(model)]

@@ -1,6 +1,7 @@
 """Training against oracles: PyTorch's own cross-entropy, the paper's equations, recurrences and means by hand."""
 
 import copy
+import importlib
 import json
 import os
 import re
@@ -1052,3 +1053,11 @@ def test_the_floor_trains_on_the_same_recipe(tmp_path):
     assert record_of(tmp_path / "marian")["training"]["epochs"] == 1
     again = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert "marian holds another run" in again.stderr
+
+
+@pytest.mark.parametrize("option", [{"muon": True}, {"lr_scheduler_type": "cosine"}, {"synthetic_file": ["a", "b"]}])
+def test_the_floor_refuses_recipes_that_it_cannot_follow(tmp_path, monkeypatch, option):
+    monkeypatch.syspath_prepend(Path(__file__).resolve().parents[1] / "scripts")
+    floor = importlib.import_module("train_marian")
+    with pytest.raises(UserError, match=r"^the floor is trained with AdamW, inverse_sqrt and real text only"):
+        floor.main(flags(tmp_path / "marian", **corpus(tmp_path), **option))

@@ -66,16 +66,16 @@ class DataArguments:
         metadata={"help": "Two aligned text files, source first, or one TSV, CSV, JSONL or Parquet file."},
     )
     validation_file: list[str] = field(default_factory=list, metadata={"help": "The same for the validation set."})
+    test_file: list[str] = field(
+        default_factory=list,
+        metadata={"help": "The same for a test set: what it shares with training is dropped."},
+    )
     synthetic_file: list[str] = field(
         default_factory=list,
         metadata={
             "help": "More training text in the form of --train_file, the sources of which a model has made of real "
             "targets (back-translation). Training puts the word 2bt before each of them."
         },
-    )
-    test_file: list[str] = field(
-        default_factory=list,
-        metadata={"help": "The same for a test set: what it shares with training is dropped."},
     )
     train_split: str = field(default="train", metadata={"help": "The data set's training split."})
     validation_split: str = field(default="validation", metadata={"help": "The data set's validation split."})
@@ -268,9 +268,7 @@ def _check_muon(training: TrainingArguments):
         return
     require_muon()
     for name in ("optim", "optim_args"):
-        option = TrainingArguments.__dataclass_fields__[name]
-        default = option.default_factory() if callable(option.default_factory) else option.default
-        if getattr(training, name) != default:
+        if getattr(training, name) != getattr(TrainingArguments, name):
             raise UserError(f"muon and {name} exclude each other: give one of them")
 
 

@@ -380,6 +380,7 @@ class CleaningRules:
             (Chinese, Japanese, Thai, Lao, Khmer, Burmese, Tibetan), both are counted in characters plus 10.
             `inf` switches it off.
         max_characters: the longest side that can still be a sentence rather than garbage.
+        align_final_marks: take off a final mark, such as a full stop, that only one side has; nothing is dropped.
 
     Raises:
         UserError: a value below 1.
@@ -387,6 +388,7 @@ class CleaningRules:
 
     max_length_ratio: float = 6.0
     max_characters: int = 5000
+    align_final_marks: bool = False
 
     def __post_init__(self) -> None:
         for name in ("max_length_ratio", "max_characters"):
@@ -456,18 +458,11 @@ class CorpusReport:
         self.read += 1
         self._weigh(pair, 1)
 
-    def align_final_marks(self, pair: Pair) -> Pair:
-        """The pair without the final mark that only one of its sides has; counted in `final_marks`."""
-        sides = pair.source, pair.target
-        marked = [side.endswith(tuple(FINAL_MARKS)) for side in sides]
-        bare = [side.rstrip(FINAL_MARKS).rstrip() for side in sides]
-        if marked[0] == marked[1] or not all(bare):
-            return pair
+    def align(self, pair: Pair, aligned: Pair) -> None:
+        """Count a pair that was added before as kept without a final mark."""
         self.final_marks += 1
-        aligned = pair._replace(source=bare[0], target=bare[1])
         self._weigh(pair, -1)
         self._weigh(aligned, 1)
-        return aligned
 
     def drop(self, reason: str, pair: Pair) -> None:
         """Count a pair that was added before as dropped; `reason` is one of `REASONS`."""
@@ -532,7 +527,7 @@ def clean_pairs(
     """Pass on the pairs that are fit for use, in order, and enter every pair into `report`.
 
     A pair is dropped for the first of `REASONS` that fits; of equal pairs the first one stays. What is
-    remembered of each pair is a hash, not its text.
+    remembered of each pair is a hash, not its text. `rules` may change the pairs that stay.
     """
     seen: set[int] = set()
     for pair in pairs:
@@ -542,11 +537,23 @@ def clean_pairs(
             key = _hash(f"{pair.source}\n{pair.target}")
             reason = "duplicate" if key in seen else None
             seen.add(key)
-        if reason is None:
-            yield pair
-        else:
+        if reason is not None:
             report.drop(reason, pair)
+            continue
+        aligned = _without_lone_mark(pair) if rules.align_final_marks else pair
+        if aligned != pair:
+            report.align(pair, aligned)
+        yield aligned
     report.warn_of_losses()
+
+
+def _without_lone_mark(pair: Pair) -> Pair:
+    """The pair without the final mark that only one of its sides has; a side that is nothing else keeps it."""
+    sides = pair.source, pair.target
+    source, target = (side.rstrip(FINAL_MARKS).rstrip() for side in sides)
+    if len({side.endswith(tuple(FINAL_MARKS)) for side in sides}) == 1 or not source or not target:
+        return pair
+    return pair._replace(source=source, target=target)
 
 
 # Swapped columns

@@ -109,7 +109,8 @@ def differentiate_in_chunks(
     count = len(hidden)
     if hidden.device.type == "cpu" and hidden.dtype == torch.bfloat16:
         rows = min(rows, CHUNK_ROWS)
-        rows -= rows % COMPILED_ROWS if rows > COMPILED_ROWS else 0
+        if rows > COMPILED_ROWS:
+            rows -= rows % COMPILED_ROWS
         hidden = nn.functional.pad(hidden, (0, 0, 0, -count % COMPILED_ROWS))
     hidden_grad = torch.empty_like(hidden) if wanted[0] else None
     weight_grad = torch.zeros_like(weight, dtype=precise) if wanted[1] else None

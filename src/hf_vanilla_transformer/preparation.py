@@ -156,17 +156,16 @@ def _clean_training_pairs(
     data: DataArguments, report: CorpusReport, synthetic: CorpusReport | None, held_out: HeldOut
 ) -> Iterator[Pair]:
     """The real pairs, then those that were translated back, which `synthetic` counts."""
-    rules = CleaningRules(max_length_ratio=data.max_length_ratio)
-    back_translations = _read(data, data.synthetic_file, "synthetic") if synthetic else iter(())  # or complain now
+    rules = CleaningRules(max_length_ratio=data.max_length_ratio, align_final_marks=data.align_final_marks)
+    # a file that is missing is found before the real text is cleaned
+    back_translations = _read(data, data.synthetic_file, "synthetic") if synthetic else iter(())
     for direction in data.directions or [None]:
         pairs = islice(_read(data, data.train_file, data.train_split, direction), data.max_train_samples)
         for pair in clean_pairs(pairs, rules, report, held_out):
-            pair = report.align_final_marks(pair) if data.align_final_marks else pair
             yield _tagged(pair, direction.partition("-")[2]) if direction else pair
     if synthetic:
         back_translations = islice(back_translations, data.max_train_samples)
         for pair in clean_pairs(back_translations, rules, synthetic, held_out):
-            pair = synthetic.align_final_marks(pair) if data.align_final_marks else pair
             yield pair._replace(source=f"{BACK_TRANSLATED} {pair.source}")
 
 
