@@ -242,8 +242,7 @@ def _differentiate(
     totals = torch.zeros(2, dtype=precise, device=logits.device)
     entropy_weights, shares = _columns(objective, totals)
     pull = objective.alpha * shares  # weight of KL(p || q), seen from p
-    # several tensors of a block's size are in use at once
-    rows = max(1, BLOCK_ELEMENTS // (4 * logits[0].numel())) if logits.device.type == "cpu" else len(logits)
+    rows = max(1, BLOCK_ELEMENTS // logits[0].numel()) if logits.device.type == "cpu" else len(logits)
     for block, target in zip(logits.split(rows), targets.split(rows), strict=True):
         values = block.to(precise)
         if bias is not None:

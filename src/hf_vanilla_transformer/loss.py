@@ -15,7 +15,7 @@ IGNORED = -100  # the label that says "not a target token", as everywhere in PyT
 CHUNK_BYTES = 2**25  # of logits held at once
 CHUNK_ROWS = 512  # of products in bfloat16 on a CPU, where larger ones are not faster
 COMPILED_ROWS = 64  # oneDNN compiles such a product anew for each number of rows: let there be few of them
-BLOCK_ELEMENTS = 2**20  # logits gone through at once, which a CPU's caches hold
+BLOCK_ELEMENTS = 2**18  # logits gone through at once, which a CPU's caches hold
 
 
 def label_smoothed_cross_entropy(
@@ -159,14 +159,16 @@ def _differentiate(logits: Tensor, target: Tensor, bias: Tensor | None, label_sm
     """
     loss = torch.zeros((), dtype=torch.float32, device=logits.device)
     rows = max(1, BLOCK_ELEMENTS // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
+    memory = torch.empty(min(rows, len(logits)), logits.shape[1], dtype=torch.float32, device=logits.device)
     for block, reference in zip(logits.split(rows), target.split(rows), strict=True):
-        values = block.float()
+        values = memory[: len(block)].copy_(block)
         if bias is not None:
             values += bias
         highest, at_reference = values.amax(dim=-1, keepdim=True), values.gather(1, reference)
-        p = values.softmax(dim=-1)
-        log_norm = highest - p.amax(dim=-1, keepdim=True).log()
+        norm = values.sub_(highest).exp_().sum(dim=-1, keepdim=True)
+        log_norm = highest + norm.log()
         loss += (log_norm - (1 - label_smoothing) * at_reference).sum()
+        p = values.mul_(1 / norm)
         p.scatter_(1, reference, (at_reference - log_norm).exp() - (1 - label_smoothing))
         block.copy_(p)
     return loss
