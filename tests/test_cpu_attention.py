@@ -36,7 +36,9 @@ def result_and_gradients(attend, dtype):
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
 @pytest.mark.parametrize("autocast", [False, True])
-def test_against_the_formula(mask, dtype, tolerance, autocast):
+@pytest.mark.parametrize("vector", [S, S + 1], ids=["long rows", "short rows"])
+def test_against_the_formula(mask, dtype, tolerance, autocast, vector, monkeypatch):
+    monkeypatch.setattr(cpu_attention, "VECTOR", vector)
     expected = result_and_gradients(
         lambda *states: scaled_dot_product_attention(None, *(x.double() for x in states), mask, 0.5)[0], dtype
     )

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 MOST_KEYS = 128  # above, the blocks of the fused kernel pay
+VECTOR = 16  # numbers that a processor takes at once; PyTorch's softmax goes through shorter rows one by one
 
 
 def short_attention_applies(query: Tensor, key: Tensor, mask: Tensor | None, dropout: float) -> bool:
@@ -73,7 +74,7 @@ class _ShortAttention(torch.autograd.Function):
         batch, _, heads, _ = gradient.shape
         gradient = _matrices(gradient.transpose(1, 2))
         of_value = weights.mT @ gradient
-        of_scores = torch._softmax_backward_data(gradient @ value.mT, weights, -1, weights.dtype)
+        of_scores = _softmax_backward(gradient @ value.mT, weights)
         of_query = (of_scores @ key).mul_(ctx.scaling)
         of_key = of_scores.mT @ query  # the queries are scaled already
         heads_first = (
@@ -94,11 +95,26 @@ def _attend(
         # compared into floating point: PyTorch goes through booleans one by one
         allowed = torch.eq(mask, True, out=scores.new_empty(mask.shape))
         scores.add_((1 - allowed).mul_(torch.finfo(scores.dtype).min))
-    weights = scores.softmax(dim=-1)
+    weights = _softmax(scores)
     if mask is not None:
         weights.mul_(allowed.amax(dim=-1, keepdim=True))  # zeros for a query that may attend to nothing
     weights = weights.flatten(0, 1)
     return _tokens_first(weights @ value, shape, dtype), query, key, value, weights
+
+
+def _softmax(scores: Tensor) -> Tensor:
+    """Over the last dimension. The scores are lost."""
+    if scores.shape[-1] >= VECTOR:
+        return scores.softmax(dim=-1)
+    weights = scores.sub_(scores.amax(dim=-1, keepdim=True)).exp_()
+    return weights.div_(weights.sum(dim=-1, keepdim=True))
+
+
+def _softmax_backward(gradient: Tensor, weights: Tensor) -> Tensor:
+    """The gradient of the scores from that of the weights, which is lost."""
+    if weights.shape[-1] >= VECTOR:
+        return torch._softmax_backward_data(gradient, weights, -1, weights.dtype)
+    return gradient.sub_((gradient * weights).sum(dim=-1, keepdim=True)).mul_(weights)
 
 
 def _matrices(states: Tensor) -> Tensor:
