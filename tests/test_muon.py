@@ -72,8 +72,8 @@ def test_the_steps_are_those_of_both_optimisers_apart():
     adamw = {name: SETTINGS[name] for name in ("lr", "betas", "eps")}
     apart = [
         torch.optim.Muon(matrices, lr=0.01, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(tables, weight_decay=0.1, **adamw),
-        torch.optim.AdamW(vectors, weight_decay=0.0, **adamw),
+        torch.optim.AdamW(tables, weight_decay=0.1, **adamw, fused=True),
+        torch.optim.AdamW(vectors, weight_decay=0.0, **adamw, fused=True),
     ]
     schedules = [torch.optim.lr_scheduler.ExponentialLR(part, 0.8) for part in (optimizer, *apart)]
     for step in range(5):

@@ -49,7 +49,7 @@ class MuonWithAdamW(Optimizer):
         groups = [group for group in groups if group["params"]]
         self.parts = [torch.optim.Muon(matrices, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")]
         if groups:
-            self.parts.append(AdamW(groups, lr=lr, betas=betas, eps=eps))
+            self.parts.append(AdamW(groups, lr=lr, betas=betas, eps=eps, fused=True))
         super().__init__([group for part in self.parts for group in part.param_groups], {})
         self._share()
 
