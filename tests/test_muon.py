@@ -6,17 +6,14 @@ import re
 import pytest
 import torch
 
-from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration, muon
 from hf_vanilla_transformer.arguments import parse_arguments
 from hf_vanilla_transformer.errors import UserError
-from hf_vanilla_transformer.muon import MuonWithAdamW, matrices_of_layers
+from hf_vanilla_transformer.muon import MuonWithAdamW, matrices_of_layers, orthogonalized
 from hf_vanilla_transformer.training import train
 from word_reversal import corpus, exact_matches, flags
 
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="Muon came with PyTorch 2.9"),
-]
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 SETTINGS = {"lr": 0.01, "weight_decay": 0.1, "betas": (0.9, 0.98), "eps": 1e-9}
 OF_LAYERS = re.compile(r"\.layers\.\d+\.")
@@ -61,8 +58,11 @@ def test_frozen_matrices_stay_out():
     assert {id(parameter) for parameter in trained} == {id(p) for p in model.parameters() if p.requires_grad}
 
 
-def test_the_steps_are_those_of_both_optimisers_apart():
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="PyTorch's Muon came with 2.9")
+@pytest.mark.parametrize("stacked", [1, 2**20], ids=["one by one", "together"])
+def test_the_steps_are_those_of_both_optimisers_apart(stacked, monkeypatch):
     """Five steps with a falling learning rate; every parameter belongs to exactly one of the two."""
+    monkeypatch.setattr(muon, "STACKED", stacked)
     ours, theirs = toy_model(), toy_model()
     optimizer = MuonWithAdamW(ours, no_decay(ours), **SETTINGS)
     named = dict(theirs.named_parameters())
@@ -87,6 +87,29 @@ def test_the_steps_are_those_of_both_optimisers_apart():
     for name, parameter in ours.named_parameters():
         assert torch.equal(parameter, named[name]), name
         assert not torch.equal(parameter, start[name]), name
+
+
+@pytest.mark.parametrize("shape", [(16, 16), (16, 48), (48, 16)])
+def test_orthogonalized_against_the_singular_value_decomposition(shape):
+    """The singular vectors stay; the singular values, here from 0.1 to 5, all come near one."""
+    torch.manual_seed(0)
+    left, _, right = torch.linalg.svd(torch.randn(3, *shape), full_matrices=False)
+    found = orthogonalized(left * torch.linspace(5, 0.1, 16) @ right).float()
+    values = left.mT @ found @ right.mT
+    assert values.diagonal(dim1=1, dim2=2).sub(1).abs().max() < 0.4
+    assert (values - torch.diag_embed(values.diagonal(dim1=1, dim2=2))).abs().max() < 0.1
+
+
+def test_a_parameter_without_gradient_stays():
+    model = toy_model()
+    optimizer = MuonWithAdamW(model, no_decay(model), **SETTINGS)
+    backward(model, 0)
+    matrix, other = matrices_of_layers(model)[:2]
+    matrix.grad = None
+    before = matrix.detach().clone(), other.detach().clone()
+    optimizer.step()
+    assert torch.equal(matrix, before[0])
+    assert not torch.equal(other, before[1])
 
 
 def test_a_step_is_as_large_as_one_of_adamw():

@@ -186,11 +186,7 @@ CASES = {
 SLOW = ["workers", "two processes, moving average"]
 
 
-NO_MUON = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="Muon came with PyTorch 2.9")
-MARKS = {**dict.fromkeys(SLOW, pytest.mark.slow), "muon": NO_MUON}
-
-
-@pytest.mark.parametrize("case", [pytest.param(case, marks=MARKS.get(case, ())) for case in CASES])
+@pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.slow if case in SLOW else ()) for case in CASES])
 def test_a_killed_run_goes_on_exactly(processes, tmp_path, case):
     """Three epochs of about eight steps; killed in the second one (the third, where checkpoints end epochs)."""
     world_size = 2 if case.startswith("two") else 1

@@ -15,7 +15,6 @@ from transformers import HfArgumentParser, Seq2SeqTrainingArguments
 
 from .configuration_vanilla_transformer import PRESETS, VanillaTransformerConfig
 from .errors import UserError
-from .muon import require_muon
 from .search import LENGTH_PENALTY_TYPES
 from .tokenization_vanilla_transformer import NORMALIZATIONS, TOKENIZER_TYPES
 
@@ -144,7 +143,7 @@ class TrainingArguments(Seq2SeqTrainingArguments):
         default=False,
         metadata={
             "help": "Train the matrices of the layers with Muon (Jordan et al. 2024), everything else with AdamW, both "
-            "at the same learning rate; needs PyTorch 2.9."
+            "at the same learning rate."
         },
     )
     max_grad_norm: float = field(default=0.0, metadata={"help": "Clip gradients at this norm; 0 = never."})
@@ -266,7 +265,6 @@ def _check(model: ModelArguments, data: DataArguments, tokenizer: TokenizerArgum
 def _check_muon(training: TrainingArguments):
     if not training.muon:
         return
-    require_muon()
     for name in ("optim", "optim_args"):
         if getattr(training, name) != getattr(TrainingArguments, name):
             raise UserError(f"muon and {name} exclude each other: give one of them")

@@ -2,16 +2,85 @@
 
 Muon (Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks") steps in the direction of the
 orthogonal matrix nearest to the momentum. Its steps are scaled to the size of AdamW's, as Liu et al. 2025, "Muon is
-Scalable for LLM Training", section 2.2, so that one learning rate and one schedule serve both. Both are PyTorch's.
+Scalable for LLM Training", section 2.2, so that one learning rate and one schedule serve both.
+
+AdamW is PyTorch's. PyTorch's Muon takes the matrices one by one, in three small products each iteration; here those of
+one shape go together, and the steps are the same.
 """
 
+from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from .errors import UserError
+
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # coefficients of x, x^3 and x^5 (Jordan et al. 2024)
+STACKED = 2**20  # elements of the matrices that go together: larger ones are fast alone
+
+
+class Muon(Optimizer):
+    """The steps of `torch.optim.Muon` with `adjust_lr_fn="match_rms_adamw"` and Nesterov momentum.
+
+    Args:
+        matrices: parameters of two dimensions.
+        lr: learning rate; the root mean square of a step is about a fifth of it.
+        weight_decay: decoupled, as AdamW's.
+        momentum: share of the momentum that stays.
+    """
+
+    def __init__(self, matrices: Sequence[nn.Parameter], lr: float, weight_decay: float, momentum: float = 0.95):
+        super().__init__(matrices, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self, closure: None = None):
+        for group in self.param_groups:
+            with_gradient = [matrix for matrix in group["params"] if matrix.grad is not None]
+            for (rows, columns), alike in groupby(sorted(with_gradient, key=_shape), key=_shape):
+                matrices, count = list(alike), max(1, STACKED // (rows * columns))
+                for start in range(0, len(matrices), count):
+                    self._step(matrices[start : start + count], group)
+
+    def _step(self, matrices: list[nn.Parameter], group: dict[str, Any]):
+        """Of matrices of one shape."""
+        gradients = [matrix.grad for matrix in matrices]
+        for matrix in matrices:
+            if matrix not in self.state:
+                self.state[matrix]["momentum_buffer"] = torch.zeros_like(matrix)
+        momenta = [self.state[matrix]["momentum_buffer"] for matrix in matrices]
+        torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
+        directions = orthogonalized(torch.stack(torch._foreach_lerp(gradients, momenta, group["momentum"])))
+        torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
+        length = 0.2 * max(matrices[0].shape) ** 0.5 * group["lr"]
+        torch._foreach_add_(matrices, directions.to(matrices[0].dtype).unbind(), alpha=-length)
+
+
+def _shape(matrix: Tensor) -> tuple[int, ...]:
+    return tuple(matrix.shape)
+
+
+def orthogonalized(matrices: Tensor) -> Tensor:
+    """U V^T of the singular value decompositions U S V^T, roughly: singular values come between 0.7 and 1.2.
+
+    Five Newton-Schulz iterations in bfloat16 (Jordan et al. 2024).
+
+    Args:
+        matrices: (N, R, C).
+
+    Returns:
+        (N, R, C), bfloat16.
+    """
+    first, third, fifth = NEWTON_SCHULZ
+    tall = matrices.shape[1] > matrices.shape[2]
+    x = (matrices.mT if tall else matrices).to(torch.bfloat16, memory_format=torch.contiguous_format)
+    x /= x.flatten(1).norm(dim=1).clamp(min=1e-7)[:, None, None]
+    for _ in range(5):
+        square = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=third, alpha=fifth), x, beta=first)
+    return x.mT if tall else x
 
 
 class MuonWithAdamW(Optimizer):
@@ -47,7 +116,7 @@ class MuonWithAdamW(Optimizer):
                 (plain if name in undecayed else decayed).append(parameter)
         groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
         groups = [group for group in groups if group["params"]]
-        self.parts = [torch.optim.Muon(matrices, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")]
+        self.parts = [Muon(matrices, lr=lr, weight_decay=weight_decay)]
         if groups:
             self.parts.append(AdamW(groups, lr=lr, betas=betas, eps=eps, fused=True))
         super().__init__([group for part in self.parts for group in part.param_groups], {})
@@ -66,12 +135,6 @@ class MuonWithAdamW(Optimizer):
     def step(self, closure: None = None):
         for part in self.parts:
             part.step()
-
-
-def require_muon():
-    """Raises UserError where PyTorch has no Muon."""
-    if not hasattr(torch.optim, "Muon"):
-        raise UserError(f"muon needs PyTorch 2.9 or newer, not {torch.__version__}: update it or train without")
 
 
 def matrices_of_layers(model: nn.Module) -> list[nn.Parameter]:
