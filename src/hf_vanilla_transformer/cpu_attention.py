@@ -97,7 +97,7 @@ def _attend(
         scores.add_((1 - allowed).mul_(torch.finfo(scores.dtype).min))
     weights = _softmax(scores)
     if mask is not None:
-        weights.mul_(allowed.amax(dim=-1, keepdim=True))  # zeros for a query that may attend to nothing
+        weights.mul_(allowed)  # zeros for a query that may attend to nothing
     weights = weights.flatten(0, 1)
     return _tokens_first(weights @ value, shape, dtype), query, key, value, weights
 
