@@ -13,8 +13,8 @@ SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "multi30k_captions.py
 pytest.importorskip("sacremoses")
 
 
-def extract(folder, output, language="de", **environment):
-    command = [sys.executable, SCRIPT, folder, language, output]
+def extract(folder, output, *flags, **environment):
+    command = [sys.executable, SCRIPT, folder, "de", output, *flags]
     return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
 
 
@@ -23,7 +23,7 @@ def descriptions(tmp_path):
     """Two descriptions of each of three images, one of them twice and one empty."""
     folder = tmp_path / "task2" / "raw"
     folder.mkdir(parents=True)
-    texts = {"train.1": ["Ein Hund.", "Zwei Männer, müde", "Ein Kind."], "train.2": ["Ein Hund.", "", "„Hallo“!"]}
+    texts = {"train.1": ["Ein Hund.", "Zwei Männer, müde", "Ein Kind."], "train.2": ["ein Hund .", "", "„Hallo“!"]}
     for name, lines in {**texts, "val.1": ["Nie gesehen."]}.items():
         (folder / f"{name}.de.gz").write_bytes(gzip.compress("".join(f"{line}\n" for line in lines).encode()))
     return tmp_path
@@ -39,6 +39,13 @@ def test_training_captions_in_lower_case_tokens_and_each_once(descriptions, tmp_
         "&quot; hallo &quot; !",
     ]
     assert "4 captions" in result.stdout
+
+
+def test_the_same_captions_as_written(descriptions, tmp_path):
+    result = extract(descriptions, tmp_path / "captions.de", "--raw")
+    assert result.returncode == 0, result.stderr
+    lines = (tmp_path / "captions.de").read_text(encoding="utf-8").splitlines()
+    assert lines == ["Ein Hund.", "Zwei Männer, müde", "Ein Kind.", "„Hallo“!"]
 
 
 def test_a_folder_without_captions_is_one_line(tmp_path):
