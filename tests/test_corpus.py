@@ -457,6 +457,26 @@ def test_length_ratio_spares_short_sentences_and_counts_characters_where_words_h
     assert dropped("好", "a" * 57) and not dropped("好", "a" * 56)
 
 
+def test_pairs_are_judged_as_they_become_when_final_marks_are_aligned():
+    pairs = ["a dog|ein hund", "a dog .|ein hund", "so it goes .|so it goes", "the cat .|die katze", "a cow .|eine kuh"]
+    pairs = [Pair(*text.split("|"), line) for line, text in enumerate(pairs, start=1)]
+    report, held_out = CorpusReport("text"), HeldOut.of([Pair("the cat", "ein tier", 1)])
+    rules = CleaningRules(align_final_marks=True)
+    kept = list(clean_pairs(pairs, rules, report, held_out))
+    assert kept == [Pair("a dog", "ein hund", 1), Pair("a cow", "eine kuh", 5)]
+    dropped = {reason: count for reason, count in report.dropped.items() if count}
+    assert dropped == {"duplicate": 1, "identical sides": 1, "overlap": 1}
+    assert (report.kept, report.final_marks, report.words["source"]) == (2, 1, 4)
+    assert report.examples["duplicate"] == [pairs[1]]
+
+
+def test_an_evaluation_sentence_is_dropped_as_it_came():
+    report, held_out = CorpusReport("text"), HeldOut.of([Pair("the cat .", "ein tier", 1)])
+    rules = CleaningRules(align_final_marks=True)
+    assert not list(clean_pairs([Pair("the cat .", "die katze", 1)], rules, report, held_out))
+    assert report.dropped["overlap"] == 1
+
+
 def test_a_drop_for_another_reason_does_not_make_a_later_copy_a_duplicate():
     pair = Pair("Berlin", "Berlin", 1)
     assert cleaned([pair, pair])[1].dropped["identical sides"] == 2

@@ -527,23 +527,25 @@ def clean_pairs(
     """Pass on the pairs that are fit for use, in order, and enter every pair into `report`.
 
     A pair is dropped for the first of `REASONS` that fits; of equal pairs the first one stays. What is
-    remembered of each pair is a hash, not its text. `rules` may change the pairs that stay.
+    remembered of each pair is a hash, not its text. A pair that `rules` change is judged as it came and as it becomes.
     """
     seen: set[int] = set()
-    for pair in pairs:
-        report.add(pair)
-        reason = _fault(pair, rules, held_out)
+    for original in pairs:
+        pair = _without_lone_mark(original) if rules.align_final_marks else original
+        report.add(original)
+        reason = _fault(original, rules, held_out)
+        if reason is None and pair is not original:
+            reason = _fault(pair, rules, held_out)
         if reason is None:
             key = _hash(f"{pair.source}\n{pair.target}")
             reason = "duplicate" if key in seen else None
             seen.add(key)
         if reason is not None:
-            report.drop(reason, pair)
+            report.drop(reason, original)
             continue
-        aligned = _without_lone_mark(pair) if rules.align_final_marks else pair
-        if aligned != pair:
-            report.align(pair, aligned)
-        yield aligned
+        if pair != original:
+            report.align(original, pair)
+        yield pair
     report.warn_of_losses()
 
 
