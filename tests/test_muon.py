@@ -9,7 +9,7 @@ import torch
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration, muon
 from hf_vanilla_transformer.arguments import parse_arguments
 from hf_vanilla_transformer.errors import UserError
-from hf_vanilla_transformer.muon import MuonWithAdamW, matrices_of_layers, orthogonalized
+from hf_vanilla_transformer.muon import Muon, MuonWithAdamW, matrices_of_layers, orthogonalized
 from hf_vanilla_transformer.training import train
 from word_reversal import corpus, exact_matches, flags
 
@@ -110,6 +110,40 @@ def test_a_parameter_without_gradient_stays():
     optimizer.step()
     assert torch.equal(matrix, before[0])
     assert not torch.equal(other, before[1])
+
+
+def test_a_gradient_of_zeros_moves_nothing():
+    matrix = torch.nn.Parameter(torch.ones(4, 6))
+    optimizer = Muon([matrix], lr=0.1, weight_decay=0.0)
+    assert not optimizer.state[matrix]  # reading it is not a momentum
+    matrix.grad = torch.zeros(4, 6)
+    optimizer.step()
+    assert torch.equal(matrix, torch.ones(4, 6))
+
+
+def test_vectors_are_refused():
+    with pytest.raises(ValueError, match="matrices only"):
+        Muon([torch.nn.Parameter(torch.ones(4))], lr=0.1, weight_decay=0.0)
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="PyTorch's Muon came with 2.9")
+def test_it_goes_on_from_pytorchs_muon():
+    """Checkpoints of earlier versions hold its state."""
+    torch.manual_seed(0)
+    gradients = torch.randn(4, 6, 8)
+    before, after = (torch.nn.Parameter(torch.ones(6, 8)) for _ in range(2))
+    theirs = torch.optim.Muon([before], lr=0.1, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    for gradient in gradients[:2]:
+        before.grad = gradient.clone()
+        theirs.step()
+    after.data = before.detach().clone()
+    ours = Muon([after], lr=1.0, weight_decay=0.0)
+    ours.load_state_dict(copy.deepcopy(theirs.state_dict()))
+    for gradient in gradients[2:]:
+        for matrix, optimizer in ((before, theirs), (after, ours)):
+            matrix.grad = gradient.clone()
+            optimizer.step()
+    assert torch.equal(before, after)
 
 
 def test_a_step_is_as_large_as_one_of_adamw():

@@ -906,7 +906,6 @@ MISTAKES = {
         "does not fit in max_position_embeddings=64: give --max_source_length 64",
     ),
     "too long target": ({"max_target_length": 99}, "max_target_length=99 does not fit"),
-    "old PyTorch": ({"muon": True}, r"muon needs PyTorch 2\.9 or newer, not \d"),
     "tokenizer": ({"tokenizer_type": "bpee"}, "tokenizer_type='bpee' is not one of bpe"),
     "dropout type": ({"tokenizer_type": "unigram", "subword_dropout": 0.1}, "needs a bpe or byte-level tokenizer"),
     "dropout range": ({"subword_dropout": 1}, r"subword_dropout=1.0 is not in \[0, 1\)"),
@@ -926,10 +925,8 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_one_line_and_status_2(tmp_path, capfd, monkeypatch, mistake):
+def test_a_mistake_is_one_line_and_status_2(tmp_path, capfd, mistake):
     """Warnings of libraries may come before it; no traceback, and nothing is written over."""
-    if mistake == "old PyTorch":
-        monkeypatch.delattr(torch.optim, "Muon", raising=False)
     options, message = MISTAKES[mistake]
     options, text = dict(options), corpus(tmp_path)
     if options.pop("short", False):
