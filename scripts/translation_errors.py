@@ -2,9 +2,8 @@
 
 python scripts/translation_errors.py <multi30k folder> scripts/results/A/seed1 scripts/results/B/seed1 --output B.md
 
-Counts faults that need no reader in the hypotheses of all three test sets, and lists the sentences whose chrF differs
-most.
-The text of Multi30k itself is not written down: sentences are named by test set and line.
+Counts faults that need no reader in the hypotheses of all three test sets, and lists the sentences whose chrF2 differs
+most. The text of Multi30k itself is not written down: sentences are named by test set and line.
 """
 
 import argparse
@@ -17,9 +16,9 @@ from sacrebleu.metrics import CHRF
 
 from hf_vanilla_transformer.corpus import read_pairs
 from hf_vanilla_transformer.errors import UserError
-from hf_vanilla_transformer.reporting import TestSet, read_test_sets
+from hf_vanilla_transformer.reporting import TestSet, read_hypotheses, read_test_sets
+from results_table import SETS
 
-SETS = ("test_2016_flickr", "test_2017_flickr", "test_2017_mscoco")
 FAR = 20  # points of chrF between two translations of a sentence that a reader would call different in quality
 EXAMPLES = 8
 
@@ -37,12 +36,7 @@ def sentences(test_sets: Sequence[TestSet], results: Path) -> list[Sentence]:
     """The test sets with the hypotheses in `results`."""
     found = []
     for test_set in test_sets:
-        path = results / f"{test_set.name}.hyp.de"
-        if not path.is_file():
-            raise UserError(f"{results} has no {path.name}: it is written by evaluate --results")
-        hypotheses = path.read_text(encoding="utf-8").splitlines()
-        if len(hypotheses) != len(test_set.sources):
-            raise UserError(f"{path}: {len(hypotheses)} hypotheses for {len(test_set.sources)} sentences")
+        hypotheses = read_hypotheses(results, test_set, "de")
         rows = zip(test_set.sources, test_set.references, hypotheses, strict=True)
         found += [Sentence(f"{test_set.name}:{line}", *row) for line, row in enumerate(rows, start=1)]
     return found

@@ -63,7 +63,7 @@ def formula(method, p, q, labels, label_smoothing, alpha=ALPHA):
 def chunks(request, monkeypatch):
     """Three tokens of both passes in double precision, more in others; two in a block."""
     monkeypatch.setattr(plain_losses, "CHUNK_BYTES", request.param)
-    monkeypatch.setattr(consistency, "BLOCK_ELEMENTS", request.param // 3)
+    monkeypatch.setattr(consistency, "BLOCK_ELEMENTS", request.param // 12)
 
 
 def tensors(dtype=torch.float64):

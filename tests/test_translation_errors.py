@@ -63,10 +63,10 @@ def test_results_of_another_test_set_are_refused(folder):
     second = results(folder, "short", ["ein hund ."])
     result = compare(folder, first, second)
     assert result.returncode == 2
-    assert "1 hypotheses for 2 sentences" in result.stderr
+    assert "has 1 lines, the test set 2" in result.stderr
 
 
 def test_a_folder_without_hypotheses_is_one_line(folder):
     result = compare(folder, results(folder, "plain", ["a", "b"]), folder)
     assert result.returncode == 2
-    assert result.stderr.splitlines()[-1].endswith("is written by evaluate --results")
+    assert result.stderr.splitlines()[-1].endswith("evaluate that model first")

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 MOST_KEYS = 128  # above, the blocks of the fused kernel pay
-VECTOR = 16  # numbers that a processor takes at once; PyTorch's softmax goes through shorter rows one by one
+VECTOR = 16  # numbers that AVX-512 takes at once: PyTorch's softmax goes through shorter rows one by one
 
 
 def short_attention_applies(query: Tensor, key: Tensor, mask: Tensor | None, dropout: float) -> bool:
