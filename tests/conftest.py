@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 # Before torch is imported: the models are so small that a second thread would only wait for the first.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
 import torch
