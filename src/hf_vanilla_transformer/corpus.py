@@ -380,7 +380,7 @@ class CleaningRules:
             (Chinese, Japanese, Thai, Lao, Khmer, Burmese, Tibetan), both are counted in characters plus 10.
             `inf` switches it off.
         max_characters: the longest side that can still be a sentence rather than garbage.
-        align_final_marks: take off a final mark, such as a full stop, that only one side has; nothing is dropped.
+        align_final_marks: take off a final mark, such as a full stop, that only one side has.
 
     Raises:
         UserError: a value below 1.
