@@ -72,23 +72,22 @@ def faults(vocabulary: set[str]) -> dict[str, Callable[[Sentence], bool]]:
 def report(first: list[Sentence], second: list[Sentence], names: Sequence[str], vocabulary: set[str]) -> str:
     """Markdown."""
     chrf = CHRF()
+    systems = first, second, [sentence._replace(hypothesis=sentence.reference) for sentence in first]
     scores = [
         [chrf.sentence_score(sentence.hypothesis, [sentence.reference]).score for sentence in system]
-        for system in (first, second)
+        for system in systems
     ]
-    references = [sentence._replace(hypothesis=sentence.reference) for sentence in first]
-    gains = [two - one for one, two in zip(*scores, strict=True)]
+    gains = [two - one for one, two in zip(*scores[:2], strict=True)]
     lines = [f"# {names[1]} beside {names[0]}", ""]
     lines += [f"{len(gains):,} sentences, chrF2 of each. Made by `scripts/translation_errors.py`.", ""]
     lines += [f"| sentences with | {names[0]} | {names[1]} | references |", "|---|---|---|---|"]
     counted = faults(vocabulary)
     counted["the reference, word for word"] = lambda sentence: sentence.hypothesis == sentence.reference
     for name, is_fault in counted.items():
-        counts = [sum(map(is_fault, system)) for system in (first, second, references)]
-        lines.append(f"| {name} | {' | '.join(map(str, counts))} |")
+        lines.append(f"| {name} | {' | '.join(str(sum(map(is_fault, system))) for system in systems)} |")
     for limit in (30, 50):
-        below = [sum(score < limit for score in system) for system in scores]
-        lines.append(f"| chrF2 below {limit} | {below[0]} | {below[1]} | 0 |")
+        below = (str(sum(score < limit for score in system)) for system in scores)
+        lines.append(f"| chrF2 below {limit} | {' | '.join(below)} |")
     better, worse = (sum(sign * gain >= FAR for gain in gains) for sign in (1, -1))
     lines += ["", f"{better} sentences gain {FAR} points or more, {worse} lose as many.", ""]
     order = sorted(range(len(gains)), key=gains.__getitem__)
@@ -101,7 +100,7 @@ def report(first: list[Sentence], second: list[Sentence], names: Sequence[str], 
         lines += [f"## {title}", "", f"| sentence | {names[0]} | {names[1]} | chrF2 |", "|---|---|---|---|"]
         for index in chosen[:EXAMPLES]:
             texts = (_cell(system[index].hypothesis) for system in (first, second))
-            before, after = (system[index] for system in scores)
+            before, after, _ = (system[index] for system in scores)
             lines.append(f"| {first[index].place} | {' | '.join(texts)} | {before:.0f} → {after:.0f} |")
         lines.append("")
     return "\n".join(lines)
