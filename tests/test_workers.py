@@ -1,4 +1,4 @@
-"""`translate_in_processes`: what one process translates, in the same order, and the same complaints."""
+"""`Workers`: what one process translates, in the same order, and the same complaints."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.int8 import quantize_linear_layers
 from hf_vanilla_transformer.tokenization_vanilla_transformer import joint_tokenizer, learn_backend
 from hf_vanilla_transformer.translation import translate_nbest
-from hf_vanilla_transformer.workers import translate_in_processes
+from hf_vanilla_transformer.workers import Workers
 from tiny_models import random_model
 
 TEXT = ["the old man sleeps", "a dog sees the small cat", "", "the cat runs", "who sees a dog"]
@@ -30,24 +30,28 @@ def model(tokenizer):
 def test_the_translations_of_one_process(model, tokenizer, prepare):
     model = prepare(model)
     expected = translate_nbest(model, tokenizer, TEXT, nbest=2, max_tokens_per_batch=1)  # each sentence for itself
-    found = translate_in_processes(model, tokenizer, TEXT, 2, nbest=2, max_tokens_per_batch=1)
-    assert [[h.text for h in hypotheses] for hypotheses in found] == [[h.text for h in one] for one in expected]
-    for hypotheses, others in zip(found, expected, strict=True):
-        assert [h.score for h in hypotheses] == pytest.approx([h.score for h in others], abs=1e-5)
+    with Workers(model, tokenizer, 2) as workers:
+        for _ in range(2):  # the processes stay
+            found = workers.translate_nbest(TEXT, nbest=2, max_tokens_per_batch=1)
+            assert [[h.text for h in hypotheses] for hypotheses in found] == [[h.text for h in one] for one in expected]
+            for hypotheses, others in zip(found, expected, strict=True):
+                assert [h.score for h in hypotheses] == pytest.approx([h.score for h in others], abs=1e-5)
     assert len({one[0].text for one in expected}) > 2
 
 
 def test_nothing_to_translate(model, tokenizer):
-    assert translate_in_processes(model, tokenizer, [], 2) == []
+    with Workers(model, tokenizer, 2) as workers:
+        assert workers.translate_nbest([]) == []
 
 
 def test_mistakes_are_said_as_by_one_process(model, tokenizer):
-    with pytest.raises(UserError, match=r"line 2: .* tokens, but the model reads at most"):
-        translate_in_processes(model, tokenizer, ["a dog", "dog " * 3000], 2)
-    with pytest.raises(UserError, match="4 translations of each sentence need at least as many beams, not 3"):
-        translate_in_processes(model, tokenizer, TEXT, 2, nbest=4)
+    with Workers(model, tokenizer, 2) as workers:
+        with pytest.raises(UserError, match=r"line 2: .* tokens, but the model reads at most"):
+            workers.translate_nbest(["a dog", "dog " * 3000])
+        with pytest.raises(UserError, match="4 translations of each sentence need at least as many beams, not 3"):
+            workers.translate_nbest(TEXT, nbest=4)
     with pytest.raises(UserError, match="several processes are for CPUs, the model is on meta"):
-        translate_in_processes(model.to(torch.device("meta")), tokenizer, TEXT, 2)
+        Workers(model.to(torch.device("meta")), tokenizer, 2)
 
 
 def test_workers_of_the_command(model, tokenizer, tmp_path, capsys):

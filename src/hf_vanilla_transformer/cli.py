@@ -9,7 +9,6 @@ import os
 import sys
 from codecs import BOM_UTF8
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 from transformers.utils.logging import disable_progress_bar
@@ -100,7 +99,7 @@ def _write_lines(lines: Sequence[str], path: str | None) -> None:
 
 def _translate(argv: Sequence[str]) -> None:
     from .translation import translate_nbest
-    from .workers import translate_in_processes
+    from .workers import Workers
 
     parser = _model_parser("translate", "Translate sentences, one per line; an empty line stays empty.")
     parser.add_argument("sentences", nargs="*", help="what to translate; by default the lines of --input")
@@ -136,14 +135,13 @@ def _translate(argv: Sequence[str]) -> None:
     if options.engine == "ctranslate2":
         results = _load_engine(options, many=len(sentences) > 100).translate_nbest(sentences, **search)
     else:
-        run = partial(translate_in_processes, processes=workers) if workers > 1 else translate_nbest
-        results = run(
-            *_load(options),
-            sentences,
-            length_penalty_type=options.length_penalty_type,
-            progress=len(sentences) > 100,
-            **search,
-        )
+        model, tokenizer = _load(options)
+        search.update(length_penalty_type=options.length_penalty_type, progress=len(sentences) > 100)
+        if workers > 1:
+            with Workers(model, tokenizer, workers) as processes:
+                results = processes.translate_nbest(sentences, **search)
+        else:
+            results = translate_nbest(model, tokenizer, sentences, **search)
     if options.nbest:
         lines = [
             f"{number}\t{hypothesis.score:.4f}\t{hypothesis.text}"

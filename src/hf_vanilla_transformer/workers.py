@@ -24,42 +24,53 @@ LARGEST_SHARE = 1000  # sentences, so that the progress of a long text shows
 _worker: dict[str, Any] = {}  # in a process: what it translates with
 
 
-def translate_in_processes(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    sentences: Sequence[str],
-    processes: int,
-    *,
-    progress: bool = False,
-    **search: Any,
-) -> list[list[Hypothesis]]:
-    """As `translation.translate_nbest`, whose other options `search` may hold.
+class Workers:
+    """Processes that hold a model and translate with it until the `with` block ends.
 
-    The processes are started anew by each call, which takes some seconds, and share the threads of this one. A
-    script that calls this needs `if __name__ == "__main__":` around what it does.
+    To start them takes some seconds. They share the threads of this process. A script that makes them needs
+    `if __name__ == "__main__":` around what it does.
+
+    Args:
+        model: on a CPU.
+        tokenizer: the model's.
+        processes: how many.
 
     Raises:
-        UserError: as `translate_nbest`; a model that is not on a CPU.
+        UserError: a model that is not on a CPU.
     """
-    if model.device.type != "cpu":
-        raise UserError(f"several processes are for CPUs, the model is on {model.device}")
-    check_lengths(model, tokenizer, sentences)
-    longest_first = sorted(range(len(sentences)), key=lambda row: -len(sentences[row]))
-    size = max(1, min(LARGEST_SHARE, ceil(len(sentences) / (SHARES * processes))))
-    shares = [longest_first[start : start + size] for start in range(0, len(sentences), size)]
-    results: list[list[Hypothesis]] = [[] for _ in sentences]
-    threads = max(1, torch.get_num_threads() // processes)
-    pickled = pickle.dumps((model, tokenizer))  # once; 8-bit weights cannot go through shared memory
-    with (
-        ProcessPoolExecutor(processes, get_context("spawn"), _start, (pickled, threads)) as pool,
-        tqdm(total=len(sentences), unit=" sentences", disable=not progress) as bar,
-    ):
-        rows_of = {pool.submit(_translate, [sentences[row] for row in share], search): share for share in shares}
-        for future in as_completed(rows_of):
-            for row, hypotheses in zip(rows_of[future], future.result(), strict=True):
-                results[row] = hypotheses
-            bar.update(len(rows_of[future]))
-    return results
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, processes: int):
+        if model.device.type != "cpu":
+            raise UserError(f"several processes are for CPUs, the model is on {model.device}")
+        self.model, self.tokenizer, self.processes = model, tokenizer, processes
+        threads = max(1, torch.get_num_threads() // processes)
+        pickled = pickle.dumps((model, tokenizer))  # once; 8-bit weights cannot go through shared memory
+        self._pool = ProcessPoolExecutor(processes, get_context("spawn"), _start, (pickled, threads))
+
+    def __enter__(self) -> "Workers":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def translate_nbest(
+        self, sentences: Sequence[str], *, progress: bool = False, **search: Any
+    ) -> list[list[Hypothesis]]:
+        """As `translation.translate_nbest`, whose other options `search` may hold; raises what it raises."""
+        check_lengths(self.model, self.tokenizer, sentences)
+        longest_first = sorted(range(len(sentences)), key=lambda row: -len(sentences[row]))
+        size = max(1, min(LARGEST_SHARE, ceil(len(sentences) / (SHARES * self.processes))))
+        shares = [longest_first[start : start + size] for start in range(0, len(sentences), size)]
+        results: list[list[Hypothesis]] = [[] for _ in sentences]
+        with tqdm(total=len(sentences), unit=" sentences", disable=not progress) as bar:
+            rows_of = {
+                self._pool.submit(_translate, [sentences[row] for row in share], search): share for share in shares
+            }
+            for future in as_completed(rows_of):
+                for row, hypotheses in zip(rows_of[future], future.result(), strict=True):
+                    results[row] = hypotheses
+                bar.update(len(rows_of[future]))
+        return results
 
 
 def _start(pickled: bytes, threads: int) -> None:
