@@ -23,7 +23,8 @@ scripts/results/benchmark.json, section by section (`--only`); scripts/results_t
   scripts/train_marian.py; `paper-base` with random weights, 200 sentences, 13 tokens each (the end of a sentence is
   made impossible). Ours and MarianMT through `translate`, CTranslate2 through its own batching; every engine with the
   best of four batch sizes, CTranslate2 also with the better of one batch at a time by all threads and a batch for each
-  thread. int8 of ours and of MarianMT: `--dtype int8`, which takes both.
+  thread. int8 of ours and of MarianMT: `--dtype int8`, which takes both. Ours with workers: a process for each thread,
+  started before, as by `--workers`.
 - **depth**: the presets with a deep encoder and one decoder layer beside the symmetric ones, random weights as above.
 - **two processes**: scripts/train.py with half of the threads each, against one process with all of them and the same
   tokens per update; target tokens a second of an epoch.
@@ -38,12 +39,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers import PreTrainedModel, set_seed
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.arguments import parse_arguments
@@ -51,7 +53,8 @@ from hf_vanilla_transformer.batching import PairCollator, TokenBatchSampler, Tra
 from hf_vanilla_transformer.corpus import read_pairs
 from hf_vanilla_transformer.int8 import quantize_linear_layers
 from hf_vanilla_transformer.preparation import prepare_corpus, token_lengths
-from hf_vanilla_transformer.translation import load_model, translate
+from hf_vanilla_transformer.translation import load_model, translate_nbest
+from hf_vanilla_transformer.workers import Workers
 from taking_turns import (
     Engine,
     Engines,
@@ -82,6 +85,7 @@ RESULT = ROOT / "scripts" / "results" / "benchmark.json"
 BATCH_SIZES = (2048, 4096, 8192, 16384)  # tokens, of translation
 LENGTH = 13  # tokens of a translation by a model with random weights
 PRECISIONS = {"float32": False, "bfloat16": True}
+WORKERS = "ours, workers"
 SHALLOW = {TINY.preset: "multi30k-deep-shallow", BASE.preset: "deep-shallow"}
 
 
@@ -185,8 +189,9 @@ def step_memory(options: argparse.Namespace, shape: Shape, engine: str, bf16: bo
 def translation(options: argparse.Namespace, engine: str, dtype: str, beams: int) -> Measure:
     """Work: sentences of the test set, by trained models."""
     if engine != "ctranslate2":
-        model, tokenizer = load_model(options.model if engine == "ours" else options.marian, device="cpu", dtype=dtype)
-        return searching(model, tokenizer, test_set(options), beams)
+        folder = options.marian if engine == "marian" else options.model
+        model, tokenizer = load_model(folder, device="cpu", dtype=dtype)
+        return searching(options, engine, model, tokenizer, test_set(options), beams)
     return searching_with_ctranslate2(
         options, *load_model(options.model, device="cpu"), test_set(options), beams, dtype
     )
@@ -203,7 +208,7 @@ def forced_translation(
     sentences = test_set(options)[:200]
     if engine != "ctranslate2":
         model = quantize_linear_layers(model.eval()) if dtype == "int8" else model.to(getattr(torch, dtype)).eval()
-        return searching(model, corpus.tokenizer, sentences, beams)
+        return searching(options, engine, model, corpus.tokenizer, sentences, beams)
     return searching_with_ctranslate2(options, model, corpus.tokenizer, sentences, beams, dtype)
 
 
@@ -221,9 +226,14 @@ def test_set(options: argparse.Namespace) -> list[str]:
     return [pair.source for pair in pairs]
 
 
-def searching(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sentences: list[str], beams: int) -> Measure:
+def searching(options, engine: str, model, tokenizer, sentences: list[str], beams: int) -> Measure:
+    if engine == WORKERS:
+        search = Workers(model, tokenizer, options.threads).translate_nbest
+    else:
+        search = partial(translate_nbest, model, tokenizer)
+
     def run(some: list[str], tokens: int) -> None:
-        translate(model, tokenizer, some, num_beams=beams, max_tokens_per_batch=tokens)
+        search(some, num_beams=beams, max_tokens_per_batch=tokens)
 
     return timed(run, sentences, [(size,) for size in BATCH_SIZES])
 
@@ -307,7 +317,7 @@ def memories(shape: Shape) -> Engines:
 
 
 def translators(make: Callable[..., Measure], beams: int) -> Engines:
-    names = [(name, dtype) for name in ("ours", "marian") for dtype in (*PRECISIONS, "int8")]
+    names = [(name, dtype) for name in ("ours", WORKERS, "marian") for dtype in (*PRECISIONS, "int8")]
     names += [("ctranslate2", "float32"), ("ctranslate2", "int8")]
     return {f"{name} {dtype}": Engine(make, (name, dtype, beams)) for name, dtype in names}
 

@@ -11,7 +11,7 @@ import logging
 import multiprocessing
 import os
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout
+from contextlib import ExitStack, redirect_stdout, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
@@ -37,7 +37,7 @@ Engines = dict[str, Engine]
 
 
 def work(options: argparse.Namespace, engine: Engine, pipe: Connection) -> None:
-    """A process: prepares itself, then measures a round whenever it gets the number of one."""
+    """A process: prepares itself, then measures a round whenever it gets the number of one, until the pipe closes."""
     disable_progress_bar()
     set_verbosity_error()
     logging.disable(logging.ERROR)
@@ -45,14 +45,15 @@ def work(options: argparse.Namespace, engine: Engine, pipe: Connection) -> None:
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):  # trainers talk
         measure = engine.make(options, *engine.arguments)
         pipe.send("ready")
-        while (number := pipe.recv()) is not None:
-            pipe.send(measure(number))
+        with suppress(EOFError):
+            while True:
+                pipe.send(measure(pipe.recv()))
 
 
 def start(options: argparse.Namespace, engine: Engine) -> Connection:
     context = multiprocessing.get_context("spawn")
     pipe, other = context.Pipe()
-    context.Process(target=work, args=(options, engine, other), daemon=True).start()
+    context.Process(target=work, args=(options, engine, other)).start()
     other.close()  # or a process that ends too early would be waited for without end
     pipe.recv()  # one after the other, so that a round is not measured while somebody prepares himself
     return pipe
@@ -60,14 +61,13 @@ def start(options: argparse.Namespace, engine: Engine) -> Connection:
 
 def take_turns(options: argparse.Namespace, engines: Engines) -> dict[str, list[Round]]:
     """Every round of each engine but the first, which is for warming up."""
-    pipes = {name: start(options, engine) for name, engine in engines.items()}
     found: dict[str, list[Round]] = {name: [] for name in engines}
-    for number in range(options.rounds + 1):
-        for name, pipe in pipes.items():
-            pipe.send(number)
-            found[name].append(pipe.recv())
-    for pipe in pipes.values():
-        pipe.send(None)
+    with ExitStack() as stack:
+        pipes = {name: stack.enter_context(start(options, engine)) for name, engine in engines.items()}
+        for number in range(options.rounds + 1):
+            for name, pipe in pipes.items():
+                pipe.send(number)
+                found[name].append(pipe.recv())
     return {name: rounds[1:] for name, rounds in found.items()}
 
 
@@ -76,10 +76,9 @@ def in_fresh_processes(options: argparse.Namespace, engines: Engines) -> dict[st
     found: dict[str, list[Round]] = {name: [] for name in engines}
     for number in range(options.rounds):
         for name, engine in engines.items():
-            pipe = start(options, engine)
-            pipe.send(number)
-            found[name].append(pipe.recv())
-            pipe.send(None)
+            with start(options, engine) as pipe:
+                pipe.send(number)
+                found[name].append(pipe.recv())
     return found
 
 
