@@ -790,6 +790,9 @@ class TestOwnGreedySearch:
         assert isinstance(found.past_key_values.self_attention_cache.layers[0], SharedHistory)
         assert found.sequences.tolist() == expected.sequences.tolist()
         assert model.generate(SOURCE, **options).tolist() == expected.sequences.tolist()
+        steps = model.compute_transition_scores(expected.sequences, expected.scores, normalize_logits=True)
+        written = steps.masked_fill(expected.sequences[:, -steps.shape[1] :].eq(PAD), torch.nan)
+        torch.testing.assert_close(found.sequences_scores, written.nanmean(dim=1))
 
     def test_several_beginnings_for_one_source_are_left_to_transformers(self):
         beginnings = torch.tensor([[BOS, 5], [BOS, 6], [BOS, 7]])

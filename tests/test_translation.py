@@ -82,6 +82,18 @@ def test_greedy_score_is_the_mean_log_probability_of_what_was_written(model, tok
     assert hypothesis.score == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.parametrize("beams", [1, 3])
+def test_scores_are_the_same_where_transformers_searches(model, tokenizer, beams, monkeypatch):
+    """Which it does for options that our own searches do not know, such as this one, here without an effect."""
+    batches = {"num_beams": beams, "max_tokens_per_batch": 1}  # a sentence each
+    expected = translate_nbest(model, tokenizer, TEXT, **batches)
+    monkeypatch.setattr(model.generation_config, "max_time", 1000.0)
+    found = translate_nbest(model, tokenizer, TEXT, **batches)
+    assert [one.text for [one] in found] == [one.text for [one] in expected]
+    assert [one.score for [one] in found] == pytest.approx([one.score for [one] in expected], abs=1e-5)
+    assert min(abs(one.score) for [one] in found) > 1e-3
+
+
 def test_the_length_penalty_of_the_paper(model, tokenizer):
     """Scores are log-probability / ((5 + length) / 6)^alpha, and the model is asked for what the caller asked for."""
     for alpha in (0.6, 2.0):

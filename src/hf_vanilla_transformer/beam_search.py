@@ -12,6 +12,7 @@ H heads, P places in the history, T target length.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,6 +30,13 @@ from transformers.modeling_outputs import BaseModelOutput
 NEVER = -1.0e9  # the score of what must not be chosen, as in transformers
 BLOCK = 128  # beams whose logits are gone through at once, which a CPU's caches hold
 LEAVERS = 1 / 8  # the share of finished sentences at which making the batch smaller pays
+
+
+@dataclass
+class GreedyOutput(GenerateEncoderDecoderOutput):
+    """What transformers returns, and what it calls so with beams: (B), the mean log-probability of the tokens."""
+
+    sequences_scores: Tensor | None = None
 
 
 class SharedHistory(DynamicLayer):
@@ -165,7 +173,7 @@ def beam_search(
 
 def greedy_search(
     model: nn.Module, prompt: Tensor, generation_config: GenerationConfig, model_kwargs: dict[str, Any]
-) -> GenerateEncoderDecoderOutput | Tensor:
+) -> GreedyOutput | Tensor:
     """What `generate()` calls for one beam where `beam_search_applies`.
 
     Args:
@@ -175,13 +183,14 @@ def greedy_search(
         model_kwargs: `encoder_outputs` and `attention_mask` of B sentences.
 
     Returns:
-        token ids (B, T), or an output that holds them.
+        token ids (B, T), or an output that holds them and their scores.
     """
     memory, memory_mask = model_kwargs["encoder_outputs"][0], model_kwargs.get("attention_mask")
     cache = _empty_cache(model.config)
     rows = torch.arange(len(prompt), device=prompt.device)  # (A), the place of each sentence in the input
     is_live = torch.ones_like(rows, dtype=torch.bool)  # (A), whether it goes on
     columns, tokens, length = [prompt], prompt, prompt.shape[1]
+    scores, lengths = (torch.zeros(len(prompt), device=prompt.device) for _ in range(2))  # (B)
     padding, live = int(generation_config._pad_token_tensor), len(rows)
     while live and length < generation_config.max_length:
         if live <= (1 - LEAVERS) * len(rows):
@@ -189,7 +198,11 @@ def greedy_search(
             memory_mask = None if memory_mask is None else memory_mask[is_live]
             _select(cache, is_live.nonzero()[:, 0])
             is_live = is_live[is_live]
-        tokens = likeliest(_forward(model, tokens, None, memory, memory_mask, cache))[:, None]
+        logits = _forward(model, tokens, None, memory, memory_mask, cache)
+        tokens = likeliest(logits)[:, None]
+        if generation_config.return_dict_in_generate:
+            scores[rows[is_live]] += log_probability_of_likeliest(logits)[is_live]
+            lengths[rows[is_live]] += 1
         column = prompt.new_full((len(prompt),), padding)
         columns.append(column.index_copy_(0, rows, tokens[:, 0].to(prompt.dtype).where(is_live, padding))[:, None])
         is_live &= ~torch.isin(tokens[:, 0], generation_config._eos_token_tensor)
@@ -197,7 +210,7 @@ def greedy_search(
     sequences = torch.cat(columns, dim=1)
     if not generation_config.return_dict_in_generate:
         return sequences
-    return GenerateEncoderDecoderOutput(sequences=sequences, past_key_values=cache)
+    return GreedyOutput(sequences=sequences, sequences_scores=scores / lengths.clamp(min=1), past_key_values=cache)
 
 
 def _empty_cache(config: PreTrainedConfig) -> EncoderDecoderCache:
@@ -246,6 +259,12 @@ def likeliest(logits: Tensor) -> Tensor:
     return inside.argmax(dim=-1) + fold * inside.shape[1]
 
 
+def log_probability_of_likeliest(logits: Tensor) -> Tensor:
+    """max x - log sum exp(x) of each row x of logits (R, V), (R) in float32: in one pass instead of three."""
+    blocks = logits.split(BLOCK if logits.device.type == "cpu" else max(1, len(logits)))
+    return torch.cat([block.float().softmax(dim=-1).amax(dim=-1).log() for block in blocks])
+
+
 def best_continuations(logits: Tensor, scores: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """The `count` likeliest continuations of each sentence, best first.
 
@@ -270,9 +289,7 @@ def best_continuations(logits: Tensor, scores: Tensor, count: int) -> tuple[Tens
         values = block.float()
         folded = values.view(len(before), beams, folds, width)
         tops = folded.amax(dim=2)  # (A, K, width)
-        # log sum exp(x) = max x - log max softmax(x): one pass over the vocabulary instead of three
-        highest = values.softmax(dim=-1).amax(dim=-1).view_as(before)
-        before = before + highest.log() - tops.amax(dim=-1)
+        before = before + log_probability_of_likeliest(values).view_as(before) - tops.amax(dim=-1)
         columns = (tops + before[:, :, None]).amax(dim=1).topk(count, sorted=False).indices  # (A, C)
         inside = folded.gather(3, columns[:, None, None].expand(-1, beams, folds, -1)) + before[:, :, None, None]
         best, places = inside.flatten(1).topk(count)

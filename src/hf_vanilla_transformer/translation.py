@@ -1,6 +1,7 @@
 """Translate text and score given translations with any sequence-to-sequence model of transformers."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -128,7 +129,7 @@ def translate(
             `length_penalty_type` that is unknown or given to another library's model.
     """
     options = _search_options(model, 1, num_beams, length_penalty, length_penalty_type)
-    results = _search(model, tokenizer, sentences, options, max_tokens_per_batch, progress)
+    results = _search(model, tokenizer, sentences, options, max_tokens_per_batch, progress, scored=False)
     return [hypotheses[0].text for hypotheses in results]
 
 
@@ -152,9 +153,7 @@ def translate_nbest(
         UserError: as `translate`; or more translations than beams.
     """
     options = _search_options(model, nbest, num_beams, length_penalty, length_penalty_type)
-    if options["num_beams"] == 1 or not isinstance(model, VanillaTransformerForConditionalGeneration):
-        options["output_scores"] = True  # our own beam search says its scores without keeping those of every step
-    return _search(model, tokenizer, sentences, options, max_tokens_per_batch, progress)
+    return _search(model, tokenizer, sentences, options, max_tokens_per_batch, progress, scored=True)
 
 
 def _search_options(
@@ -192,14 +191,16 @@ def _search(
     options: dict[str, Any],
     max_tokens_per_batch: int,
     progress: bool,
+    scored: bool,
 ) -> list[list[Hypothesis]]:
+    """`options` are for `generate()`; without `scored` all scores are 0."""
     encoded = encode_sources(tokenizer, sentences, _longest(model))
     results: list[list[Hypothesis]] = [[Hypothesis("", 0.0)] for _ in sentences]
     longest_first = sorted((row for row, ids in enumerate(encoded) if ids), key=lambda row: -len(encoded[row]))
     nbest = options["num_return_sequences"]
     with tqdm(total=len(longest_first), unit=" sentences", disable=not progress) as bar:
         for rows in _batches(longest_first, encoded, max_tokens_per_batch // options["num_beams"]):
-            hypotheses = _generate(model, tokenizer, [encoded[row] for row in rows], options)
+            hypotheses = _generate(model, tokenizer, [encoded[row] for row in rows], options, scored)
             for position, row in enumerate(rows):
                 results[row] = hypotheses[position * nbest : (position + 1) * nbest]
             bar.update(len(rows))
@@ -291,27 +292,32 @@ def _padded(sequences: Sequence[Sequence[int]], value: int, device: torch.device
 
 
 @torch.inference_mode()
-def _generate(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sources: list, options: dict) -> list:
+def _generate(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sources: list, options: dict[str, Any], scored: bool
+) -> list[Hypothesis]:
     input_ids = _padded(sources, tokenizer.pad_token_id, model.device)
     longest = model.generation_config.max_length or input_ids.shape[1] + EXTRA_LENGTH
-    output = model.generate(
+    generate = partial(
+        model.generate,
         input_ids=input_ids,
         attention_mask=input_ids.ne(tokenizer.pad_token_id).long(),
         max_length=min(longest, _longest(model)),
-        return_dict_in_generate=True,
-        **options,
+        return_dict_in_generate=scored,
     )
-    texts = tokenizer.batch_decode(output.sequences, skip_special_tokens=True)
-    scores = _search_scores(model, tokenizer, output)
+    output = generate(**options)
+    if scored and output.get("sequences_scores") is None and output.scores is None:
+        # our own searches say what they rank by; others only with the scores of every step, this time and from now on
+        options["output_scores"] = True
+        output = generate(**options)
+    texts = tokenizer.batch_decode(output.sequences if scored else output, skip_special_tokens=True)
+    scores = _search_scores(model, tokenizer, output) if scored else [0.0] * len(texts)
     return [Hypothesis(text, score) for text, score in zip(texts, scores, strict=True)]
 
 
 def _search_scores(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, output: ModelOutput) -> list[float]:
-    """What beam search ranks by; greedy search does not say, so its steps are summed up, if it kept them."""
+    """What beam search ranks by; transformers' greedy search does not say, so its steps are summed up."""
     if output.get("sequences_scores") is not None:
         return output.sequences_scores.tolist()
-    if output.scores is None:
-        return [0.0] * len(output.sequences)
     steps = model.compute_transition_scores(output.sequences, output.scores, normalize_logits=True)
     real = output.sequences[:, 1:].ne(tokenizer.pad_token_id)
     return (steps.masked_fill(~real, 0.0).sum(dim=1) / real.sum(dim=1)).tolist()
