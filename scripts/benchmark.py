@@ -53,7 +53,7 @@ from hf_vanilla_transformer.batching import PairCollator, TokenBatchSampler, Tra
 from hf_vanilla_transformer.corpus import read_pairs
 from hf_vanilla_transformer.int8 import quantize_linear_layers
 from hf_vanilla_transformer.preparation import prepare_corpus, token_lengths
-from hf_vanilla_transformer.translation import load_model, translate_nbest
+from hf_vanilla_transformer.translation import load_model, translate
 from hf_vanilla_transformer.workers import Workers
 from taking_turns import (
     Engine,
@@ -230,7 +230,7 @@ def searching(options, engine: str, model, tokenizer, sentences: list[str], beam
     if engine == WORKERS:
         search = Workers(model, tokenizer, options.threads).translate_nbest
     else:
-        search = partial(translate_nbest, model, tokenizer)
+        search = partial(translate, model, tokenizer)
 
     def run(some: list[str], tokens: int) -> None:
         search(some, num_beams=beams, max_tokens_per_batch=tokens)
