@@ -89,6 +89,13 @@ def test_export_to_ctranslate2_and_translate_with_it(folder, tmp_path, capsys):
     assert translations == capsys.readouterr().out
     found = complaint(capsys, ["translate", str(output), "--engine", "ctranslate2", "a", "--length_penalty_type", "wu"])
     assert found.endswith("--engine ctranslate2 does not know --length_penalty_type wu: it ranks by the average")
+    settings = output / "generation_config.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "num_beams": 2, "length_penalty_type": "wu"}))
+    found = complaint(capsys, ["translate", str(output), "--engine", "ctranslate2", "a"])
+    assert found.endswith("translate with transformers, with one beam, or with the type 'average'")
+    search = ["translate", str(output), "--engine", "ctranslate2", "a", "--length_penalty_type", "average"]
+    assert main(search) == 0
+    assert capsys.readouterr().out.strip()
     found = complaint(capsys, ["export", str(folder), "--format", "onnx", "--output", str(output)])
     assert found.endswith(f"{output}: is not an empty folder: name a new one")
     found = complaint(capsys, ["translate", str(output), "--engine", "ctranslate2", "a", "--dtype", "bfloat16"])

@@ -169,7 +169,10 @@ def _load_engine(options: argparse.Namespace, many: bool):
     device = options.device or "cpu"
     workers = options.workers or (os.cpu_count() if many and device == "cpu" else None)
     threads = {"threads": 1, "parallel_batches": workers} if workers else {}
-    return engine(options.model, device=device, **threads)
+    loaded = engine(options.model, device=device, **threads)
+    if options.length_penalty_type:
+        loaded.generation_config.length_penalty_type = options.length_penalty_type
+    return loaded
 
 
 def _score(argv: Sequence[str]) -> None:

@@ -196,7 +196,7 @@ def _require_average(generation: GenerationConfig, beams: int) -> None:
     if beams > 1 and getattr(generation, "length_penalty_type", None) == "wu":
         raise UserError(
             "CTranslate2 does not know the model's length_penalty_type 'wu': "
-            "translate with transformers, with one beam, or set it to 'average' in generation_config.json"
+            "translate with transformers, with one beam, or with the type 'average'"
         )
 
 
