@@ -228,7 +228,7 @@ def test_set(options: argparse.Namespace) -> list[str]:
 
 def searching(options, engine: str, model, tokenizer, sentences: list[str], beams: int) -> Measure:
     if engine == WORKERS:
-        search = Workers(model, tokenizer, options.threads).translate_nbest
+        search = options.closing.enter_context(Workers(model, tokenizer, options.threads)).translate_nbest
     else:
         search = partial(translate, model, tokenizer)
 

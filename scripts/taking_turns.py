@@ -37,12 +37,15 @@ Engines = dict[str, Engine]
 
 
 def work(options: argparse.Namespace, engine: Engine, pipe: Connection) -> None:
-    """A process: prepares itself, then measures a round whenever it gets the number of one, until the pipe closes."""
+    """A process: prepares itself, then measures a round whenever it gets the number of one, until the pipe closes.
+
+    What an engine puts on the stack `options.closing` is closed at the end.
+    """
     disable_progress_bar()
     set_verbosity_error()
     logging.disable(logging.ERROR)
     torch.set_num_threads(options.threads)
-    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):  # trainers talk
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), ExitStack() as options.closing:  # trainers talk
         measure = engine.make(options, *engine.arguments)
         pipe.send("ready")
         with suppress(EOFError):

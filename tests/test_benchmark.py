@@ -259,3 +259,13 @@ def test_training_counts_target_tokens(script, trainer, shared_data, tmp_path):
     assert 1000 < found["work"] < 400 * 20
     assert found["seconds"] > 0
     assert 0 < found["padding"] < 0.3  # in groups of the whole corpus
+
+
+@pytest.mark.slow
+def test_workers_translate_and_end(script, shared_data, tmp_path):
+    """The processes of an engine end with it, or nobody would come back here."""
+    turns, benchmark = script("taking_turns"), script("benchmark")
+    options = argparse.Namespace(dataset_name=str(shared_data / "multi30k"), folder=tmp_path, threads=2, rounds=1)
+    benchmark.prepare(options)
+    engine = turns.Engine(benchmark.forced_translation, (benchmark.WORKERS, "float32", 1, benchmark.TINY))
+    assert turns.take_turns(options, {"workers": engine})["workers"][0]["work"] == 200
