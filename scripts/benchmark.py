@@ -228,7 +228,7 @@ def test_set(options: argparse.Namespace) -> list[str]:
 
 def searching(options, engine: str, model, tokenizer, sentences: list[str], beams: int) -> Measure:
     if engine == WORKERS:
-        search = options.closing.enter_context(Workers(model, tokenizer, options.threads)).translate_nbest
+        search = options.closing.enter_context(Workers(model, tokenizer, options.threads)).translate
     else:
         search = partial(translate, model, tokenizer)
 
@@ -248,7 +248,7 @@ def searching_with_ctranslate2(options, model, tokenizer, sentences: list[str], 
     }
 
     def run(some: list[str], tokens: int, parallel: int) -> None:
-        engines[parallel].translate_nbest(some, num_beams=beams, max_tokens_per_batch=tokens)
+        engines[parallel].translate(some, num_beams=beams, max_tokens_per_batch=tokens)
 
     return timed(run, sentences, list(product(BATCH_SIZES, engines)))
 

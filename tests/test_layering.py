@@ -77,6 +77,7 @@ INSIDE_A_LEVEL = {
     ("teaching_layouts", "weight_layout"),
     ("certificate", "ctranslate2_export"),
     ("certificate", "reporting"),
+    ("ctranslate2_export", "workers"),
     ("cli", "demo"),
 }
 LEVEL = {module: number for number, level in enumerate(LEVELS) for module in level}

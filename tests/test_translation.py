@@ -144,6 +144,9 @@ def test_a_length_penalty_that_the_model_does_not_know(model, tokenizer):
 def test_more_translations_than_beams_is_an_error(model, tokenizer):
     with pytest.raises(UserError, match="3 translations of each sentence need at least as many beams, not 2"):
         translate_nbest(model, tokenizer, [TEXT[0]], nbest=3, num_beams=2)
+    for options in ({"nbest": 0}, {"nbest": -1}, {"num_beams": 0}):
+        with pytest.raises(UserError, match=r"^(nbest|num_beams): (0|-1) is below 1$"):
+            translate_nbest(model, tokenizer, [TEXT[0]], **options)
 
 
 def test_a_sentence_that_is_too_long_is_named_before_anything_is_translated(model, tokenizer, monkeypatch):

@@ -31,6 +31,7 @@ def test_the_translations_of_one_process(model, tokenizer, prepare):
     model = prepare(model)
     expected = translate_nbest(model, tokenizer, TEXT, nbest=2, max_tokens_per_batch=1)  # each sentence for itself
     with Workers(model, tokenizer, 2) as workers:
+        assert workers.translate(TEXT, max_tokens_per_batch=1) == [hypotheses[0].text for hypotheses in expected]
         for _ in range(2):  # the processes stay
             found = workers.translate_nbest(TEXT, nbest=2, max_tokens_per_batch=1)
             assert [[h.text for h in hypotheses] for hypotheses in found] == [[h.text for h in one] for one in expected]

@@ -9,6 +9,8 @@ import os
 import sys
 from codecs import BOM_UTF8
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from transformers.utils.logging import disable_progress_bar
@@ -98,7 +100,7 @@ def _write_lines(lines: Sequence[str], path: str | None) -> None:
 
 
 def _translate(argv: Sequence[str]) -> None:
-    from .translation import translate_nbest
+    from .translation import translate, translate_nbest
     from .workers import Workers
 
     parser = _model_parser("translate", "Translate sentences, one per line; an empty line stays empty.")
@@ -127,30 +129,32 @@ def _translate(argv: Sequence[str]) -> None:
         raise UserError(f"--workers {workers} is below 1")
     sentences = options.sentences or _read_lines(options.input)
     search = {
-        "nbest": options.nbest or 1,
         "num_beams": options.num_beams,
         "length_penalty": options.length_penalty,
         "max_tokens_per_batch": options.max_tokens_per_batch,
     }
-    if options.engine == "ctranslate2":
-        results = _load_engine(options, many=len(sentences) > 100).translate_nbest(sentences, **search)
-    else:
-        model, tokenizer = _load(options)
+    scored = options.nbest is not None
+    if scored:
+        search["nbest"] = options.nbest
+    if options.engine == "transformers":
         search.update(length_penalty_type=options.length_penalty_type, progress=len(sentences) > 100)
-        if workers > 1:
-            with Workers(model, tokenizer, workers) as processes:
-                results = processes.translate_nbest(sentences, **search)
+    with ExitStack() as stack:
+        if options.engine == "ctranslate2":
+            engine = _load_engine(options, many=len(sentences) > 100)
+            run = engine.translate_nbest if scored else engine.translate
+        elif workers > 1:
+            engine = stack.enter_context(Workers(*_load(options), workers))
+            run = engine.translate_nbest if scored else engine.translate
         else:
-            results = translate_nbest(model, tokenizer, sentences, **search)
-    if options.nbest:
-        lines = [
+            run = partial(translate_nbest if scored else translate, *_load(options))
+        results = run(sentences, **search)
+    if scored:
+        results = [
             f"{number}\t{hypothesis.score:.4f}\t{hypothesis.text}"
             for number, hypotheses in enumerate(results, start=1)
             for hypothesis in hypotheses
         ]
-    else:
-        lines = [hypotheses[0].text for hypotheses in results]
-    _write_lines(lines, options.output)
+    _write_lines(results, options.output)
 
 
 def _load_engine(options: argparse.Namespace, many: bool):

@@ -6,7 +6,9 @@ command `ct2-transformers-converter`) our model type.
 
 import json
 from collections.abc import Sequence
+from math import ceil
 from pathlib import Path
+from typing import Any
 
 import ctranslate2
 from ctranslate2.converters import Converter
@@ -23,8 +25,9 @@ from .attention import MultiHeadAttention
 from .embeddings import sinusoid_table
 from .errors import UserError
 from .tokenization_vanilla_transformer import SeparateVocabularyTokenizer, load_tokenizer
-from .translation import EXTRA_LENGTH, Hypothesis, encode_sources
+from .translation import EXTRA_LENGTH, Hypothesis, beams_for, encode_sources
 from .weight_files import new_folder
+from .workers import SHARES
 
 COMPUTE_TYPES = ("float32", "float16", "bfloat16", "int8", "int8_float32", "int16")
 ACTIVATIONS = {
@@ -238,11 +241,16 @@ class CTranslate2Engine:
             )
         except (ValueError, RuntimeError) as error:
             raise UserError(f"CTranslate2 cannot load {folder} on {device}: {error}") from error
+        self.parallel_batches = parallel_batches
         self.tokenizer = load_tokenizer(folder)
         self.generation_config = GenerationConfig.from_pretrained(folder)
         self._source, self._target = _backends(self.tokenizer)
         settings = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
         self._longest = settings["max_position_embeddings"]
+
+    def translate(self, sentences: Sequence[str], **search: Any) -> list[str]:
+        """As `translation.translate`; `search` is for `translate_nbest`."""
+        return [hypotheses[0].text for hypotheses in self.translate_nbest(sentences, **search)]
 
     def translate_nbest(
         self,
@@ -255,11 +263,9 @@ class CTranslate2Engine:
     ) -> list[list[Hypothesis]]:
         """As `translation.translate_nbest`, with the search of CTranslate2."""
         generation = self.generation_config
-        beams = num_beams or generation.num_beams or 1
+        beams = beams_for(nbest, num_beams, generation)
         penalty = generation.length_penalty if length_penalty is None else length_penalty
         _require_average(generation, beams)
-        if nbest > beams:
-            raise UserError(f"{nbest} translations of each sentence need at least as many beams, not {beams}")
         encoded = encode_sources(self.tokenizer, sentences, self._longest)
         rows = [row for row, ids in enumerate(encoded) if ids]
         longest = max(map(len, encoded), default=0) + EXTRA_LENGTH
@@ -267,9 +273,12 @@ class CTranslate2Engine:
             longest = generation.max_new_tokens + 1
         elif generation.max_length:
             longest = generation.max_length
+        at_once = max_tokens_per_batch // beams
+        if self.parallel_batches > 1:  # enough of them for all
+            at_once = min(at_once, ceil(sum(map(len, encoded)) / (SHARES * self.parallel_batches)))
         found = self.translator.translate_batch(
             [[self._source.id_to_token(index) for index in encoded[row]] for row in rows],
-            max_batch_size=max(1, max_tokens_per_batch // beams),
+            max_batch_size=max(1, at_once),
             batch_type="tokens",
             beam_size=beams,
             num_hypotheses=nbest,

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from tqdm.auto import tqdm
-from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
@@ -153,6 +153,7 @@ def translate_nbest(
         UserError: as `translate`; or more translations than beams.
     """
     options = _search_options(model, nbest, num_beams, length_penalty, length_penalty_type)
+    options["output_scores"] = not isinstance(model, VanillaTransformerForConditionalGeneration)
     return _search(model, tokenizer, sentences, options, max_tokens_per_batch, progress, scored=True)
 
 
@@ -164,15 +165,28 @@ def _search_options(
     length_penalty_type: str | None,
 ) -> dict[str, Any]:
     """Arguments for `generate()`. Those that mean nothing without beams get the values that silence transformers."""
-    beams = num_beams or model.generation_config.num_beams or 1
-    if nbest > beams:
-        raise UserError(f"{nbest} translations of each sentence need at least as many beams, not {beams}")
+    beams = beams_for(nbest, num_beams, model.generation_config)
     _check_length_penalty_type(model, length_penalty_type)
     options: dict[str, Any] = {"num_beams": beams, "num_return_sequences": nbest}
     if beams == 1:
         return {**options, "length_penalty": 1.0, "early_stopping": False}
     penalty = {"length_penalty": length_penalty, "length_penalty_type": length_penalty_type}
     return options | {key: value for key, value in penalty.items() if value is not None}
+
+
+def beams_for(nbest: int, num_beams: int | None, config: GenerationConfig) -> int:
+    """The beams of a search: `num_beams`, or those of the model's `config`.
+
+    Raises:
+        UserError: a number below 1, or fewer beams than the `nbest` translations that are wanted of them.
+    """
+    for name, count in (("nbest", nbest), ("num_beams", num_beams)):
+        if count is not None and count < 1:
+            raise UserError(f"{name}: {count} is below 1")
+    beams = num_beams or config.num_beams or 1
+    if nbest > beams:
+        raise UserError(f"{nbest} translations of each sentence need at least as many beams, not {beams}")
+    return beams
 
 
 def _check_length_penalty_type(model: PreTrainedModel, name: str | None) -> None:
@@ -306,8 +320,7 @@ def _generate(
     )
     output = generate(**options)
     if scored and output.get("sequences_scores") is None and output.scores is None:
-        # our own searches say what they rank by; others only with the scores of every step, this time and from now on
-        options["output_scores"] = True
+        options["output_scores"] = True  # transformers' searches say what they rank by only with those of every step
         output = generate(**options)
     texts = tokenizer.batch_decode(output.sequences if scored else output, skip_special_tokens=True)
     scores = _search_scores(model, tokenizer, output) if scored else [0.0] * len(texts)

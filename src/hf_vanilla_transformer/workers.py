@@ -5,7 +5,7 @@ translate different sentences at the same time instead.
 """
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from math import ceil
 from multiprocessing import get_context
@@ -16,7 +16,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .errors import UserError
-from .translation import Hypothesis, check_lengths, translate_nbest
+from .translation import Hypothesis, check_lengths, translate, translate_nbest
 
 SHARES = 4  # of the sentences for each process, so that all end at about the same time
 LARGEST_SHARE = 1000  # sentences, so that the progress of a long text shows
@@ -53,22 +53,29 @@ class Workers:
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown(cancel_futures=True)
 
+    def translate(self, sentences: Sequence[str], *, progress: bool = False, **search: Any) -> list[str]:
+        """As `translation.translate`, whose other options `search` may hold; raises what it raises."""
+        return self._share(translate, sentences, progress, search)
+
     def translate_nbest(
         self, sentences: Sequence[str], *, progress: bool = False, **search: Any
     ) -> list[list[Hypothesis]]:
         """As `translation.translate_nbest`, whose other options `search` may hold; raises what it raises."""
+        return self._share(translate_nbest, sentences, progress, search)
+
+    def _share(self, function: Callable, sentences: Sequence[str], progress: bool, search: dict[str, Any]) -> list:
         check_lengths(self.model, self.tokenizer, sentences)
         longest_first = sorted(range(len(sentences)), key=lambda row: -len(sentences[row]))
         size = max(1, min(LARGEST_SHARE, ceil(len(sentences) / (SHARES * self.processes))))
         shares = [longest_first[start : start + size] for start in range(0, len(sentences), size)]
-        results: list[list[Hypothesis]] = [[] for _ in sentences]
+        results = [None] * len(sentences)
         with tqdm(total=len(sentences), unit=" sentences", disable=not progress) as bar:
             rows_of = {
-                self._pool.submit(_translate, [sentences[row] for row in share], search): share for share in shares
+                self._pool.submit(_run, function, [sentences[row] for row in share], search): share for share in shares
             }
             for future in as_completed(rows_of):
-                for row, hypotheses in zip(rows_of[future], future.result(), strict=True):
-                    results[row] = hypotheses
+                for row, result in zip(rows_of[future], future.result(), strict=True):
+                    results[row] = result
                 bar.update(len(rows_of[future]))
         return results
 
@@ -78,5 +85,5 @@ def _start(pickled: bytes, threads: int) -> None:
     _worker["model"], _worker["tokenizer"] = pickle.loads(pickled)
 
 
-def _translate(sentences: list[str], search: dict[str, Any]) -> list[list[Hypothesis]]:
-    return translate_nbest(**_worker, sentences=sentences, **search)
+def _run(function: Callable, sentences: list[str], search: dict[str, Any]) -> list:
+    return function(**_worker, sentences=sentences, **search)
