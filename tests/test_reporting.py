@@ -1,6 +1,7 @@
 """`reporting`: test sets, protocols, records."""
 
 import gzip
+import json
 
 import pytest
 
@@ -98,6 +99,24 @@ def test_files_are_named_after_the_source(tmp_path):
     files = [str(tmp_path / "news.en.gz"), str(tmp_path / "news.de.gz")]
     [test_set] = read_test_sets(files=files, source_lang="en", target_lang="de")
     assert (test_set.name, test_set.form, test_set.p1_references) == ("news", "raw", None)
+
+
+@pytest.mark.parametrize("config_name", ["raw", "tok"])
+def test_compare_takes_hypotheses_in_the_form_that_they_have(multi30k, tmp_path, config_name):
+    """Those of a model of raw text beside those of a model of tokens, whatever the test set is read as."""
+    pytest.importorskip("sacremoses")
+    test_set = read(multi30k, config_name)
+    for form, lines in (("raw", RAW), ("tok", TOKENS)):
+        folder = tmp_path / form
+        folder.mkdir()
+        (folder / f"{test_set.name}.hyp.de").write_text("".join(f"{line}\n" for line in lines))
+        record = {"evaluation": {"sets": {test_set.name: {"text": reporting.FORMS[form]}}}}
+        (folder / "run.json").write_text(json.dumps(record))
+    verdict = compare(tmp_path / "raw", tmp_path / "tok", [test_set], "de", samples=10)[test_set.name]
+    assert (verdict.score_a, verdict.score_b) == pytest.approx((100, 100))
+    other = TestSet(test_set.name, RAW, RAW)
+    with pytest.raises(UserError, match=r"^test_2016_flickr: lower-cased tokenised translations have no BLEU to comp"):
+        compare(tmp_path / "raw", tmp_path / "tok", [other], "de", samples=10)
 
 
 def test_compare_pools_test_sets_and_uses_the_same_sentences(tmp_path):

@@ -17,6 +17,8 @@ from .int8 import computing_type
 from .provenance import EVALUATION_RECORD, RUN_RECORD, provenance
 from .translation import translate
 
+FORMS = {"raw": "raw detokenised", "tok": "lower-cased tokenised"}  # how records name them
+
 
 @dataclass(frozen=True)
 class TestSet:
@@ -151,7 +153,7 @@ def evaluate_model(
         path.write_text("".join(f"{line}\n" for line in hypotheses), encoding="utf-8")
         record["sets"][test_set.name] = {
             "n": len(hypotheses),
-            "text": "raw detokenised" if test_set.form == "raw" else "lower-cased tokenised",
+            "text": FORMS[test_set.form],
             "scores": score_test_set(test_set, hypotheses, target_lang),
         }
     if folder.is_dir():
@@ -206,6 +208,17 @@ def read_hypotheses(folder: Path, test_set: TestSet, target_lang: str) -> list[s
     return lines
 
 
+def _form_of_hypotheses(folder: Path, test_set: TestSet) -> str:
+    """As the record beside them says: a system may have read other text than `test_set` is of. Else as the test set."""
+    for name in (EVALUATION_RECORD, RUN_RECORD):
+        path = folder / name
+        record = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        found = record.get("evaluation", record).get("sets", {}).get(test_set.name)
+        if found:
+            return next((form for form, text in FORMS.items() if text == found["text"]), test_set.form)
+    return test_set.form
+
+
 def compare(
     folder_a: Path, folder_b: Path, test_sets: Sequence[TestSet], target_lang: str, samples: int = 1000
 ) -> dict[str, PairedBootstrap]:
@@ -218,17 +231,21 @@ def compare(
         samples: resampled corpora.
 
     Raises:
-        UserError: hypotheses that are missing or do not fit.
+        UserError: hypotheses that are missing or do not fit, or tokens where raw text is compared.
     """
+    folders = folder_a, folder_b
     metric = "p1" if all(test_set.p1_references is not None for test_set in test_sets) else "bleu"
     pooled: tuple[list[str], list[str], list[str]] = ([], [], [])
     verdicts = {}
     for test_set in test_sets:
-        lines = [read_hypotheses(folder, test_set, target_lang) for folder in (folder_a, folder_b)]
+        lines = [read_hypotheses(folder, test_set, target_lang) for folder in folders]
+        forms = [_form_of_hypotheses(folder, test_set) for folder in folders]
         references = test_set.references
         if metric == "p1":
             references = test_set.p1_references
-            lines = [p1_tokens(side, target_lang) if test_set.form == "raw" else side for side in lines]
+            lines = [p1_tokens(s, target_lang) if form == "raw" else s for s, form in zip(lines, forms, strict=True)]
+        elif forms != ["raw", "raw"]:
+            raise UserError(f"{test_set.name}: {FORMS['tok']} translations have no BLEU to compare")
         verdicts[test_set.name] = paired_bootstrap(*lines, references, metric=metric, samples=samples)
         for pool, part in zip(pooled, (*lines, references), strict=True):
             pool.extend(part)
