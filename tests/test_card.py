@@ -112,6 +112,14 @@ class TestWhole:
         text = card(run, evaluation)
         assert "1,234 pairs have back-translated sources. Of " in text
 
+    def test_several_directions(self, card, run, evaluation):
+        assert "The other direction needs a model of its own" in card(run, evaluation)
+        run["recipe"]["directions"] = ["en-de", "de-en"]
+        text = card(run, evaluation)
+        assert "`en-de`, `de-en`. A source begins with a word that names the language to translate into" in text
+        assert text.count('["2de Put your en sentence here."]') == 2
+        assert "model of its own" not in text
+
     def test_other_architectures_are_described_as_they_are(self, card, run, evaluation):
         model = make_model(
             vocab_size=20,

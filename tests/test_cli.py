@@ -2,12 +2,13 @@
 
 import io
 import json
+import shutil
 import sys
 
 import pytest
 import torch
 
-from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration, reporting
 from hf_vanilla_transformer.card import NOT_CERTIFIED
 from hf_vanilla_transformer.cli import main
 from hf_vanilla_transformer.tokenization_vanilla_transformer import joint_tokenizer, learn_backend
@@ -290,6 +291,22 @@ def test_evaluate_writes_scores_and_hypotheses_and_compares(folder, tmp_path, ca
     assert verdict["score_a"] == pytest.approx(100)
     assert against[f"{tmp_path.name}/one"]["news"]["difference"] == 0
     assert verdict["score_b"] == record["evaluation"]["sets"]["news"]["scores"]["bleu"]["score"]
+
+
+def test_a_model_of_several_directions_reads_where_to_translate(folder, tmp_path, monkeypatch, capsys):
+    sources, seen = [f"2de {text}" for text in TEXT], []
+    monkeypatch.setattr(reporting, "translate", lambda model, tokenizer, text, **_: seen.append(text) or TEXT)
+    record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    several = shutil.copytree(folder, tmp_path / "several")
+    record["recipe"] = {"directions": ["en-de", "de-en"]}
+    (several / "run.json").write_text(json.dumps(record))
+    news = [write(tmp_path / f"news.{side}", TEXT) for side in ("en", "de")]
+    assert main(["evaluate", str(several), "--test_file", *news]) == 0
+    assert (
+        main(["evaluate", str(several), "--test_file", *news[::-1], "--source_lang", "de", "--target_lang", "en"]) == 0
+    )
+    assert main(["evaluate", str(folder), "--test_file", *news, "--results", str(tmp_path / "one")]) == 0
+    assert seen == [sources, [f"2en {text}" for text in TEXT], TEXT]
 
 
 def test_an_ensemble_leaves_the_scores_of_its_members_alone(folder, tmp_path, capsys):

@@ -488,7 +488,7 @@ class TestLoadingWithoutThePackage:
 
     def test_usage_of_the_card_runs_as_it_stands(self, there, here):
         model, tokenizer = here
-        batch = tokenizer(["Put your en sentences here."], return_tensors="pt")
+        batch = tokenizer(["Put your en sentence here."], return_tensors="pt")
         generated = tokenizer.batch_decode(model.generate(**batch), skip_special_tokens=True)
         assert there["usage"] == f"{generated}\n"
 

@@ -17,6 +17,7 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCardData
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .corpus import tagged
 from .errors import UserError
 from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 
@@ -52,8 +53,7 @@ vanilla-transformer translate FOLDER --engine ctranslate2 "{{ sample }}"
 from hf_vanilla_transformer.ctranslate2_export import CTranslate2Engine
 
 engine = CTranslate2Engine("FOLDER")
-for hypotheses in engine.translate_nbest(["{{ sample }}"]):
-    print(hypotheses[0].text)
+print(*engine.translate(["{{ sample }}"]))
 ```
 
 It searches as `generation_config.json` says: {{ generation }}.
@@ -175,7 +175,7 @@ def ctranslate2_card(
         "name": name,
         "license": NO_LICENSE,
         "results": _results(evaluation),
-        "sample": f"Put your {run['source_lang']} sentence here." if "source_lang" in run else "Put a sentence here.",
+        "sample": _sample(run),
         "certificate": certificate or NOT_CERTIFIED,
         **_model_values(model),
         **records,
@@ -314,8 +314,8 @@ def _model_values(model: VanillaTransformerForConditionalGeneration) -> dict[str
         "dtype": str(model.dtype).removeprefix("torch."),
         "generation": _settings({key: value for key, value in search.items() if value not in unsaid}),
         "length_limit": {
-            "sinusoidal": "Positions are computed, so that input of any length runs; text longer than the sentences of "
-            "the training data is untested.",
+            "sinusoidal": "Positions are computed: `generate` takes input of any length, the pipeline at most "
+            f"{config.max_position_embeddings:,} tokens; text longer than that of the training data is untested.",
             "learned": f"Source and translation can have at most {config.max_position_embeddings:,} tokens each.",
         }[config.position_embedding_type],
     }
@@ -361,8 +361,8 @@ def _training_values(run: dict) -> dict[str, Any]:
         "origin": f"trained further from `{parent}`" if parent else "trained from random weights",
         "known_text": 'It knows the kind of text described under "Training data": other kinds of text come out worse '
         "than the results above.",
-        "source_lang": run["source_lang"],
-        "target_lang": run["target_lang"],
+        "languages": _languages(run),
+        "sample": _sample(run),
         "direction": _direction(run),
         "time": _duration(training["seconds"]),
         "chosen_weights": training["weights"],
@@ -393,6 +393,20 @@ def _direction(run: dict) -> str:
     if "source_lang" in run and "target_lang" in run:
         return f"`{run['source_lang']}` into `{run['target_lang']}`"
     return "text from one language into another"
+
+
+def _languages(run: dict) -> str:
+    if directions := run["recipe"].get("directions"):
+        names = ", ".join(f"`{direction}`" for direction in directions)
+        word = tagged("", run["target_lang"]).strip()
+        return f"{names}. A source begins with a word that names the language to translate into, such as `{word}`."
+    return f"From `{run['source_lang']}` to `{run['target_lang']}`. The other direction needs a model of its own."
+
+
+def _sample(run: dict) -> str:
+    """A source to be replaced by the reader."""
+    sample = f"Put your {run['source_lang']} sentence here." if "source_lang" in run else "Put a sentence here."
+    return tagged(sample, run["target_lang"]) if run.get("recipe", {}).get("directions") else sample
 
 
 def _duration(seconds: float) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from transformers.utils.logging import disable_progress_bar
 
@@ -217,6 +218,9 @@ def _add_test_set_options(parser: argparse._ActionsContainer) -> None:
 
 def _read_test_sets(folder: Path, options: argparse.Namespace) -> list:
     """None at all where none is named. Raises UserError for options that need another one, or exclude it."""
+    from dataclasses import replace
+
+    from .corpus import tagged
     from .reporting import read_test_sets
 
     if options.test_file and options.dataset_name:
@@ -227,7 +231,7 @@ def _read_test_sets(folder: Path, options: argparse.Namespace) -> list:
     if not (options.test_file or options.dataset_name):
         return []
     source_lang, target_lang = _languages(folder, options)
-    return read_test_sets(
+    test_sets = read_test_sets(
         files=options.test_file or (),
         dataset=options.dataset_name,
         config_name=options.dataset_config_name,
@@ -236,6 +240,9 @@ def _read_test_sets(folder: Path, options: argparse.Namespace) -> list:
         target_lang=target_lang,
         streaming=options.streaming,
     )
+    if _run_record(folder).get("recipe", {}).get("directions"):
+        test_sets = [replace(one, sources=[tagged(text, target_lang) for text in one.sources]) for one in test_sets]
+    return test_sets
 
 
 def _evaluate(argv: Sequence[str]) -> None:
@@ -297,17 +304,22 @@ def _print_scores(record: dict) -> None:
 
 def _languages(folder: Path, options: argparse.Namespace) -> tuple[str, str]:
     """Source and target language: from the flags, else from the record of the training."""
-    from .provenance import RUN_RECORD
-
-    record = folder / RUN_RECORD
-    try:
-        trained = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {}
-    except ValueError as error:
-        raise UserError(f"{record}: is not valid JSON ({error}): restore the file or train again") from error
+    trained = _run_record(folder)
     found = [getattr(options, key) or trained.get(key) for key in ("source_lang", "target_lang")]
     if None in found:
         raise UserError(f"{folder} has no run.json that names its languages: give --source_lang and --target_lang")
     return found[0], found[1]
+
+
+def _run_record(folder: Path) -> dict[str, Any]:
+    """Of the training that left `folder`; empty where there is none."""
+    from .provenance import RUN_RECORD
+
+    path = folder / RUN_RECORD
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError as error:
+        raise UserError(f"{path}: is not valid JSON ({error}): restore the file or train again") from error
 
 
 def _publish(argv: Sequence[str]) -> None:

@@ -291,6 +291,11 @@ def source_description(
     return f"{name} ({config_name})" if config_name else name
 
 
+def tagged(source: str, target_lang: str) -> str:
+    """What a model of several directions reads: where to translate (Johnson et al. 2017), in a word of its own."""
+    return f"2{target_lang} {source}"
+
+
 def read_pairs(
     *,
     files: Sequence[str | Path] = (),

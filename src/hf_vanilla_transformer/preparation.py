@@ -17,7 +17,17 @@ from datasets.exceptions import DatasetGenerationError
 from transformers import PreTrainedTokenizerBase
 
 from .arguments import DataArguments, TokenizerArguments
-from .corpus import CleaningRules, CorpusReport, HeldOut, Pair, clean_pairs, read_pairs, swapped, swapped_endings
+from .corpus import (
+    CleaningRules,
+    CorpusReport,
+    HeldOut,
+    Pair,
+    clean_pairs,
+    read_pairs,
+    swapped,
+    swapped_endings,
+    tagged,
+)
 from .errors import UserError
 from .tokenization_vanilla_transformer import (
     SeparateVocabularyTokenizer,
@@ -82,7 +92,7 @@ def prepare_corpus(
     evaluation = [*validation, *_test_pairs(data)]
     if data.directions:  # what is a source of one direction is a target of another
         evaluation += [pair._replace(source=pair.target, target=pair.source) for pair in evaluation]
-        validation = [_tagged(pair, data.target_lang) for pair in validation]
+        validation = [pair._replace(source=tagged(pair.source, data.target_lang)) for pair in validation]
     held_out = HeldOut.of(evaluation)
     report = CorpusReport("training text")
     synthetic = CorpusReport("back-translations") if data.synthetic_file else None
@@ -124,11 +134,6 @@ def _read(data: DataArguments, files: list[str], split: str, direction: str | No
     )
 
 
-def _tagged(pair: Pair, target_lang: str) -> Pair:
-    """Of a model of several directions the source says where to (Johnson et al. 2017), in a word of its own."""
-    return pair._replace(source=f"2{target_lang} {pair.source}")
-
-
 def _validation_pairs(data: DataArguments) -> list[Pair]:
     """The validation set, longest pairs first so that an evaluation pads little; empty where there is none."""
     if not data.validation_file and (data.train_file or not data.validation_split):
@@ -162,7 +167,7 @@ def _clean_training_pairs(
     for direction in data.directions or [None]:
         pairs = islice(_read(data, data.train_file, data.train_split, direction), data.max_train_samples)
         for pair in clean_pairs(pairs, rules, report, held_out):
-            yield _tagged(pair, direction.partition("-")[2]) if direction else pair
+            yield pair._replace(source=tagged(pair.source, direction.partition("-")[2])) if direction else pair
     if synthetic:
         back_translations = islice(back_translations, data.max_train_samples)
         for pair in clean_pairs(back_translations, rules, synthetic, held_out):
@@ -248,6 +253,8 @@ def _drop_too_long(
     fits = (sources <= data.max_source_length) & (targets <= data.max_target_length)
     too_long, real = np.flatnonzero(~fits), report.kept  # back-translations come after the real pairs
     for index, row in zip(too_long, pairs.select(too_long), strict=True):
-        source = row["source"] if index < real else row["source"].removeprefix(f"{BACK_TRANSLATED} ")
+        source = row["source"]
+        if index >= real or data.directions:
+            source = source.partition(" ")[2]  # cleaning counted it without the word that was put before it
         (report if index < real else synthetic).drop("too long", Pair(source, row["target"], row["line"]))
     return pairs.select(np.flatnonzero(fits))
