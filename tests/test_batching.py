@@ -115,6 +115,10 @@ class TestTokenBatchSampler:
         ):
             TokenBatchSampler([5, 5, 5], BUDGET, 0, world_size=2, accumulation=2)
 
+    def test_long_pairs_that_cannot_be_divided_further(self):
+        with pytest.raises(UserError, match=r"5 batches of a single pair do not fill optimiser steps of 4"):
+            TokenBatchSampler([BUDGET] * 5, BUDGET, 0, accumulation=4)
+
     def test_just_enough_pairs(self):
         assert sorted(epoch_of(lengths=[5, 5, 5, 5], accumulation=4)) == [[0], [1], [2], [3]]
 

@@ -100,6 +100,11 @@ class TokenBatchSampler(Sampler):
         while len(bounds) % step:
             largest = max(range(len(bounds)), key=lambda batch: bounds[batch][1] - bounds[batch][0])
             start, end = bounds[largest]
+            if end - start == 1:
+                raise UserError(
+                    f"{len(bounds)} batches of a single pair do not fill optimiser steps of {step} batches: use larger "
+                    "batches, fewer processes or less gradient accumulation"
+                )
             middle = (start + end) // 2
             bounds[largest : largest + 1] = [(start, middle), (middle, end)]
         return bounds
