@@ -15,18 +15,19 @@ EVALUATION_RECORD = "evaluation.json"  # in a model's folder: how it scores
 PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "accelerate", "evaluate", "safetensors", "sacrebleu")
 
 
-def provenance(*packages: str) -> dict[str, Any]:
+def provenance(*packages: str, device: Any = None) -> dict[str, Any]:
     """Everything about this process that a reader needs to repeat its result, ready for JSON.
 
     Args:
         packages: whose versions count besides those of our dependencies; null for what is not installed.
+        device: on which the work is done; None for wherever there is a GPU, there.
     """
     return {
         "command": [*_program(), *without_folders(sys.argv[1:])],
         "commit": _commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in (*PACKAGES, *packages)}},
-        "hardware": _hardware(),
+        "hardware": _hardware(device),
     }
 
 
@@ -71,13 +72,14 @@ def _commit() -> str | None:
     return described.stdout.strip()
 
 
-def _hardware() -> dict[str, Any]:
+def _hardware(device: Any) -> dict[str, Any]:
     import torch
 
+    on_gpu = device is None or torch.device(device).type == "cuda"
     return {
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() and on_gpu else None,
     }
 
 

@@ -137,7 +137,7 @@ def evaluate_model(
         search["length_penalty"] = 1.0 if penalty is None else penalty
         stored = getattr(generation, "length_penalty_type", None)
         search["length_penalty_type"] = length_penalty_type or stored or "average"
-    record: dict[str, Any] = {"sets": {}, "generation": search, **provenance()}
+    record: dict[str, Any] = {"sets": {}, "generation": search, **provenance(device=model.device)}
     for test_set in test_sets:
         hypotheses = translate(
             model,
