@@ -27,6 +27,8 @@ from hf_vanilla_transformer.tokenization_vanilla_transformer import (
     learn_backend,
     load_tokenizer,
     require_fit,
+    same_tokenizer,
+    writes_lower_case,
 )
 
 ENGLISH = [
@@ -436,3 +438,20 @@ class TestSubwordDropout:
 def test_a_folder_without_a_tokenizer(tmp_path):
     with pytest.raises(UserError, match=r": holds no tokenizer: put the one that the model was trained with there$"):
         load_tokenizer(tmp_path)
+
+
+class Bare:
+    """A tokenizer without a `tokenizers` backend, as Marian's."""
+
+    def __init__(self, *words):
+        self.words = words
+
+    def get_vocab(self):
+        return {word: index for index, word in enumerate(self.words)}
+
+
+def test_tokenizers_without_a_backend_are_compared_by_what_they_know():
+    assert same_tokenizer(Bare("a", "b"), Bare("a", "b"))
+    assert not same_tokenizer(Bare("a", "b"), Bare("b", "a"))
+    assert not same_tokenizer(Bare("a"), joint_tokenizer(learn_backend(["a b c"], vocab_size=30)))
+    assert not writes_lower_case(Bare("a"))

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -473,6 +474,17 @@ def test_the_result_is_the_mean_of_the_checkpoints_files(tmp_path):
     assert model.lm_head.weight is model.model.decoder.embed_tokens.weight is model.model.encoder.embed_tokens.weight
 
 
+def test_checkpoints_of_a_longer_run_before_are_not_averaged(tmp_path):
+    options = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "no", "average_checkpoints": 3}
+    output = run(tmp_path, **options, max_steps=8)
+    run(tmp_path, **options, max_steps=6, resume_from_checkpoint=output / "checkpoint-4", save_total_limit=9)
+    files = [load_file(output / f"checkpoint-{step}" / "model.safetensors") for step in (4, 6)]
+    assert record_of(output)["training"]["weights"] == "mean of the last 2 checkpoints"
+    for name, weight in load_file(output / "model.safetensors").items():
+        mean = np.mean([file[name].astype(np.float64) for file in files], axis=0)
+        np.testing.assert_array_equal(weight, mean.astype(np.float32))
+
+
 @pytest.mark.parametrize("wanted", [0, 1])
 def test_without_averaging_the_result_is_the_last_step(tmp_path, wanted):
     output = run(tmp_path, average_checkpoints=wanted, eval_strategy="no")
@@ -864,6 +876,31 @@ def test_training_goes_on_from_another_model(tmp_path):
     config = json.loads((second / "config.json").read_text())
     assert (config["dropout"], config["label_smoothing"]) == (0.25, 0.2)
     assert (first / "tokenizer.json").read_text() == (second / "tokenizer.json").read_text()
+
+
+def test_the_tokenizer_of_another_model_is_taken_as_it_is(tmp_path, capsys):
+    """Also for what the references of an evaluation are like."""
+    lines = [" ".join(words) for words in permutations(("Dog", "cat", "BIRD", "House"))]
+    text = write_pairs(tmp_path, "text", lines, lines[::-1])
+    other = write_pairs(tmp_path, "other", ["Dog cat", "House"], ["Cat DOG", "HOUSE"])
+    files, seen = {"train_file": text, "validation_file": other, "max_steps": 1}, []
+    first = run(tmp_path / "one", lowercase=True, **files)
+
+    def score(hypotheses, references):
+        seen.extend(references)
+        return exact_matches(hypotheses, references)
+
+    second = run(tmp_path / "two", score=score, model_name_or_path=first, vocab_size=77, **files)
+    assert sorted(seen) == ["cat dog", "house"]
+    assert f"no effect: vocab_size: the tokenizer is that of {first}" in capsys.readouterr().out
+    assert "vocab_size" not in record_of(second)["recipe"]
+
+
+def test_options_that_are_dictionaries_are_recorded(tmp_path):
+    options = {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": '{"min_lr": 1e-5}', "max_steps": 2}
+    recipe = record_of(run(tmp_path, **options))["recipe"]
+    assert recipe["lr_scheduler_kwargs"] == {"min_lr": 1e-5}
+    assert [name for name, value in recipe.items() if isinstance(value, dict)] == ["lr_scheduler_kwargs"]
 
 
 def test_one_seed_decides_a_run(tmp_path):

@@ -119,6 +119,11 @@ class TokenizerArguments:
         default=0.0, metadata={"help": "BPE-dropout: the probability of leaving out a merge, while training only."}
     )
 
+    def learning_options(self) -> list[str]:
+        """Names of the options that are given and say how to learn a tokenizer: in vain where there is one already."""
+        names = [option.name for option in fields(self) if option.name != "subword_dropout"]
+        return [name for name in names if getattr(self, name) != getattr(type(self), name)]
+
 
 @dataclass
 class TrainingArguments(Seq2SeqTrainingArguments):

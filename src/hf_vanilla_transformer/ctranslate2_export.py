@@ -24,7 +24,7 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, Pr
 from .attention import MultiHeadAttention
 from .embeddings import sinusoid_table
 from .errors import UserError
-from .tokenization_vanilla_transformer import SeparateVocabularyTokenizer, load_tokenizer
+from .tokenization_vanilla_transformer import backends, load_tokenizer
 from .translation import EXTRA_LENGTH, Hypothesis, beams_for, encode_sources
 from .weight_files import new_folder
 from .workers import SHARES
@@ -144,12 +144,12 @@ def _backends(tokenizer: PreTrainedTokenizerBase) -> tuple[Tokenizer, Tokenizer]
     Raises:
         UserError: a tokenizer without a vocabulary file of `tokenizers`, such as that of OPUS-MT.
     """
-    source = getattr(tokenizer, "backend_tokenizer", None)
-    if source is None:
+    found = backends(tokenizer)
+    if not found:
         raise UserError(
             f"CTranslate2 cannot be given a {type(tokenizer).__name__}: only models with a tokenizer.json can go"
         )
-    return source, tokenizer.target_backend if isinstance(tokenizer, SeparateVocabularyTokenizer) else source
+    return tuple(found)
 
 
 def _tokens(backend: Tokenizer, size: int) -> list[str]:

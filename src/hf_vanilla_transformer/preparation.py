@@ -100,6 +100,9 @@ def prepare_corpus(
     for part in filter(None, (report, synthetic)):
         part.require_pairs()
     _warn_of_swapped_sides(data, report, texts, validation)
+    if tokenizer_name and options.learning_options():
+        in_vain = ", ".join(options.learning_options())
+        report.warnings.append(f"no effect: {in_vain}: the tokenizer is that of {tokenizer_name}")
     try:
         tokenizer = load_tokenizer(tokenizer_name) if tokenizer_name else _learn_tokenizer(texts, options, folder)
     except (ValueError, OSError) as error:

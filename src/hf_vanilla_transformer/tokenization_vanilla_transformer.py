@@ -189,13 +189,22 @@ def load_tokenizer(name_or_path: str | os.PathLike, trust_remote_code: bool = Fa
     return AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
 
 
+def backends(tokenizer: PreTrainedTokenizerBase) -> list[Tokenizer]:
+    """What encodes sources and what encodes targets; nothing for the tokenizers that do it themselves, as Marian's."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return [backend, getattr(tokenizer, "target_backend", backend)] if backend else []
+
+
 def same_tokenizer(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
-    """Whether both encode sources and targets alike."""
-    sides = [
-        [tokenizer.backend_tokenizer, getattr(tokenizer, "target_backend", tokenizer.backend_tokenizer)]
-        for tokenizer in (one, other)
-    ]
-    return all(ours.to_str() == theirs.to_str() for ours, theirs in zip(*sides, strict=True))
+    """Whether both encode sources and targets alike; of tokenizers without a backend, whether they know the same."""
+    ours, theirs = ([backend.to_str() for backend in backends(tokenizer)] for tokenizer in (one, other))
+    return ours == theirs and (bool(ours) or one.get_vocab() == other.get_vocab())
+
+
+def writes_lower_case(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether no capital letter of a target is ever encoded."""
+    normalizers = [backend.normalizer for backend in backends(tokenizer)[1:]]
+    return any(normalizer and normalizer.normalize_str("A") == "a" for normalizer in normalizers)
 
 
 def require_fit(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) -> None:

@@ -45,9 +45,11 @@ from .provenance import EVALUATION_RECORD, RUN_RECORD, provenance, without_folde
 from .tokenization_vanilla_transformer import (
     SeparateVocabularyTokenizer,
     SubwordDropout,
+    backends,
     load_tokenizer,
     require_fit,
     same_tokenizer,
+    writes_lower_case,
 )
 
 METRICS = ("bleu", "chrf", "loss")
@@ -244,8 +246,8 @@ def train(arguments: Arguments, score: Scorer | None = None) -> Path:
     Raises:
         UserError: anything about the input that the person who started this can mend.
     """
-    origin = provenance()  # now: the source tree may change while this runs
     model_args, data, tokenizer_options, args = arguments
+    origin = provenance(device=args.device)  # now: the source tree may change while this runs
     recipe = _recipe(arguments)
     checkpoint = checkpoint_to_resume(Path(args.output_dir), args.resume_from_checkpoint, args.world_size)
     output = Path(args.output_dir)
@@ -268,7 +270,7 @@ def train(arguments: Arguments, score: Scorer | None = None) -> Path:
         train_dataset=_training_pairs(corpus, tokenizer_options.subword_dropout, args.seed),
         eval_dataset=corpus.validation,
         processing_class=corpus.tokenizer,
-        compute_metrics=_text_metrics(corpus, args, score, tokenizer_options.lowercase),
+        compute_metrics=_text_metrics(corpus, args, score),
         callbacks=[EarlyStoppingCallback(args.early_stopping_patience)] if args.early_stopping_patience else [],
         train_lengths=np.maximum(source_lengths, target_lengths),
         eval_max_length=_eval_max_length(corpus, model.generation_config.max_length),
@@ -424,12 +426,13 @@ def _settle_arguments(
 def _training_pairs(corpus: PreparedCorpus, subword_dropout: float, seed: int) -> TrainingPairs:
     if not subword_dropout:
         return TrainingPairs(corpus.train.select_columns(["input_ids", "labels"]))
-    source, target = corpus.tokenizer.backend_tokenizer, corpus.tokenizer.backend_tokenizer
-    if isinstance(corpus.tokenizer, SeparateVocabularyTokenizer):
-        target = corpus.tokenizer.target_backend
-    return TrainingPairs(
-        corpus.train, seed, SubwordDropout(source, subword_dropout), SubwordDropout(target, subword_dropout)
-    )
+    if not backends(corpus.tokenizer):
+        raise UserError(f"subword_dropout needs a tokenizer.json, which a {type(corpus.tokenizer).__name__} has not")
+    try:
+        sides = [SubwordDropout(backend, subword_dropout) for backend in backends(corpus.tokenizer)]
+    except ValueError as error:  # of a model that training goes on with
+        raise UserError(str(error)) from error
+    return TrainingPairs(corpus.train, seed, *sides)
 
 
 def _eval_max_length(corpus: PreparedCorpus, longest: int) -> int:
@@ -441,13 +444,13 @@ def _eval_max_length(corpus: PreparedCorpus, longest: int) -> int:
 
 
 def _text_metrics(
-    corpus: PreparedCorpus, args: TrainingArguments, score: Scorer | None, lowercase: bool
+    corpus: PreparedCorpus, args: TrainingArguments, score: Scorer | None
 ) -> Callable[[EvalPrediction], dict[str, float]] | None:
     """Token ids -> text -> scores, and a few translations for the reader of the log."""
     if corpus.validation is None or not args.predict_with_generate:
         return None
     sources, references = corpus.validation["source"][:], corpus.validation["target"][:]
-    if lowercase:
+    if writes_lower_case(corpus.tokenizer):
         references = [reference.lower() for reference in references]
     tokenizer = corpus.tokenizer
     shown = range(0, len(sources), max(1, len(sources) // max(1, args.num_sample_translations)))
@@ -495,7 +498,8 @@ def _finish_weights(trainer: VanillaTransformerTrainer, output: Path) -> str:
         return f"{kept}, {chosen}" if best else kept
     if best:
         return chosen
-    folders = complete_checkpoints(output, args.world_size)[-args.average_checkpoints :]
+    complete, steps = complete_checkpoints(output, args.world_size), trainer.state.global_step
+    folders = [folder for folder in complete if steps_of(folder) <= steps][-args.average_checkpoints :]
     if args.average_checkpoints < 2 or len(folders) < 2:
         return "last step"
     trainer.accelerator.wait_for_everyone()
@@ -509,14 +513,24 @@ def _recipe(arguments: Arguments) -> dict[str, Any]:
 
     Defaults are read off the classes: a second `TrainingArguments` would reset the distributed state of the first.
     """
+    model_args, _, tokenizer_options, _ = arguments
+    in_vain = tokenizer_options.learning_options() if model_args.model_name_or_path else []
     recipe = {}
     for group in arguments:
         for name, option in type(group).__dataclass_fields__.items():
             value = getattr(group, name)
             default = option.default_factory() if callable(option.default_factory) else option.default
-            derived = name in FILLED_IN or value == [] or (value is False and default is None)
-            if option.init and value != default and not derived and isinstance(value, (str, int, float, list)):
-                words = [getattr(word, "value", word) for word in (value if isinstance(value, list) else [value])]
-                words = without_folders([str(word) for word in words])
-                recipe[name] = words if isinstance(value, list) else words[0] if isinstance(value, str) else value
+            derived = name in FILLED_IN or name in in_vain or value in ([], {}) or (value is False and default is None)
+            if not option.init or value == default or derived:
+                continue
+            if isinstance(value, list):
+                recipe[name] = _words(value)
+            elif isinstance(value, str):
+                [recipe[name]] = _words([value])
+            elif isinstance(value, (int, float, dict)):
+                recipe[name] = value
     return recipe
+
+
+def _words(values: list) -> list[str]:
+    return without_folders([str(getattr(value, "value", value)) for value in values])
