@@ -189,6 +189,7 @@ def _score(argv: Sequence[str]) -> None:
     parser.add_argument("source", help="text file, one sentence per line")
     parser.add_argument("target", help="text file, the translations")
     parser.add_argument("--output", help="a text file; by default standard output")
+    parser.set_defaults(max_tokens_per_batch=4096)  # the logits of all of them are held
     options = parser.parse_args(argv)
     sources, targets = _read_lines(options.source), _read_lines(options.target)
     model, tokenizer = _load(options)

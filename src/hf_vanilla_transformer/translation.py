@@ -227,7 +227,7 @@ def score_pairs(
     sources: Sequence[str],
     targets: Sequence[str],
     *,
-    max_tokens_per_batch: int = 16384,
+    max_tokens_per_batch: int = 4096,
     progress: bool = False,
 ) -> list[PairScore]:
     """The log-probability of each given translation, in the order of the input.
@@ -345,7 +345,8 @@ def _score_batch(model: PreTrainedModel, sources: list, targets: list) -> list[P
         attention_mask=input_ids.ne(model.config.pad_token_id).long(),
         decoder_input_ids=model.prepare_decoder_input_ids_from_labels(labels=labels),
     ).logits
-    losses = torch.nn.functional.cross_entropy(
-        logits.float().transpose(1, 2), labels, ignore_index=IGNORED, reduction="none"
-    )
-    return [PairScore(-loss, len(target)) for loss, target in zip(losses.sum(dim=1).tolist(), targets, strict=True)]
+    losses = [  # pair by pair: the logits are the largest thing here, and all at once would be copied
+        torch.nn.functional.cross_entropy(row.float(), label, ignore_index=IGNORED, reduction="sum")
+        for row, label in zip(logits, labels, strict=True)
+    ]
+    return [PairScore(-loss, len(target)) for loss, target in zip(torch.stack(losses).tolist(), targets, strict=True)]
