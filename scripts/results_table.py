@@ -282,6 +282,7 @@ SECTIONS = {
     "depth": lambda: depth(result("benchmark")["sections"]),
     "lower bound": lambda: lower_bound(result("benchmark")["sections"]),
     "lower bound with AMX": lambda: lower_bound(result("benchmark_amx")["sections"]),
+    "speed with AMX": lambda: speed(result("benchmark_amx")["sections"]),
     "memory": lambda: memory(result("benchmark")["sections"]),
     "certificates": lambda: certificates({name: result(f"ctranslate2/{name}") for name in ("float32", "int8")}),
     "scaling": lambda: scaling(result("scaling")["sections"]),
