@@ -302,9 +302,8 @@ def test_a_model_of_several_directions_reads_where_to_translate(folder, tmp_path
     (several / "run.json").write_text(json.dumps(record))
     news = [write(tmp_path / f"news.{side}", TEXT) for side in ("en", "de")]
     assert main(["evaluate", str(several), "--test_file", *news]) == 0
-    assert (
-        main(["evaluate", str(several), "--test_file", *news[::-1], "--source_lang", "de", "--target_lang", "en"]) == 0
-    )
+    reverse = ["--source_lang", "de", "--target_lang", "en"]
+    assert main(["evaluate", str(several), "--test_file", *news[::-1], *reverse]) == 0
     assert main(["evaluate", str(folder), "--test_file", *news, "--results", str(tmp_path / "one")]) == 0
     assert seen == [sources, [f"2en {text}" for text in TEXT], TEXT]
 

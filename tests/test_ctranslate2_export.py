@@ -92,6 +92,23 @@ def test_batches_at_the_same_time(tmp_path):
     assert [found[0].text for found in together] == [found[0].text for found in alone]
 
 
+def test_there_are_batches_for_all_threads(tmp_path):
+    folder, asked = export_ctranslate2(*model_and_tokenizer(tmp_path), tmp_path / "out"), []
+    for parallel in (1, 3):
+        engine = CTranslate2Engine(folder, threads=1, parallel_batches=parallel)
+        search = engine.translator.translate_batch
+
+        def record(source, *, search=search, **options):
+            asked.append((sum(map(len, source)), options["max_batch_size"]))
+            return search(source, **options)
+
+        engine.translator = SimpleNamespace(translate_batch=record)
+        engine.translate(SENTENCES * 20, num_beams=1)
+    (tokens, alone), (_, together) = asked
+    assert alone >= tokens
+    assert 3 <= tokens / together <= 4 * 3
+
+
 def test_a_maximum_of_new_tokens(tmp_path):
     model, tokenizer = model_and_tokenizer(tmp_path)
     model.generation_config.update(max_new_tokens=3, max_length=None)

@@ -896,6 +896,14 @@ def test_the_tokenizer_of_another_model_is_taken_as_it_is(tmp_path, capsys):
     assert "vocab_size" not in record_of(second)["recipe"]
 
 
+def test_subword_dropout_needs_merges_of_the_other_model_too(tmp_path, monkeypatch):
+    first = run(tmp_path / "one", max_steps=1, tokenizer_type="unigram")
+    options = {"model_name_or_path": first, "subword_dropout": 0.1}
+    fails("subword dropout needs merges: use a bpe or byte-level tokenizer, not Unigram", tmp_path / "two", **options)
+    monkeypatch.setattr(training, "backends", lambda tokenizer: [])
+    fails("subword_dropout needs a tokenizer.json, which a .* has not", tmp_path / "three", **options)
+
+
 def test_options_that_are_dictionaries_are_recorded(tmp_path):
     options = {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": '{"min_lr": 1e-5}', "max_steps": 2}
     recipe = record_of(run(tmp_path, **options))["recipe"]
