@@ -72,6 +72,16 @@ def test_translate_nbest(folder, capsys):
     assert float(rows[0][1]) >= float(rows[1][1])
 
 
+def test_translate_samples(folder, capsys):
+    outputs = []
+    for seed in ("1", "1", "2"):
+        argv = ["translate", str(folder), TEXT[0], "--top_k", "5", "--temperature", "2", "--nbest", "3", "--seed", seed]
+        assert main(argv) == 0
+        outputs.append(capsys.readouterr().out)
+    assert [line.split("\t")[0] for line in outputs[0].splitlines()] == ["1", "1", "1"]
+    assert outputs[0] == outputs[1] != outputs[2]
+
+
 def test_export_to_ctranslate2_and_translate_with_it(folder, tmp_path, capsys):
     pytest.importorskip("ctranslate2", reason="needs the extra ctranslate2")
     output = tmp_path / "ct2"

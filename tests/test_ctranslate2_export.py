@@ -147,6 +147,26 @@ def test_settings_come_from_the_folder(tmp_path):
         engine.translate_nbest(ENGLISH, nbest=4)
 
 
+def test_samples(tmp_path):
+    model, tokenizer = model_and_tokenizer(tmp_path)
+    model.generation_config.max_length = 9
+    folder = export_ctranslate2(model, tokenizer, tmp_path / "out")
+    engine = CTranslate2Engine(folder, threads=1)
+    drawn = engine.translate_nbest(ENGLISH[:2], nbest=8, top_k=0)
+    assert [len({sample.text for sample in samples}) > 4 for samples in drawn] == [True, True]
+    best = engine.translate(ENGLISH, num_beams=1)
+    assert engine.translate(ENGLISH, top_k=1) == engine.translate(ENGLISH, top_k=0, temperature=1e-6) == best
+    with pytest.raises(UserError, match="top_k draws samples, num_beams=4 searches"):
+        engine.translate_nbest(ENGLISH, num_beams=4, top_k=3)
+
+
+def test_the_seed_of_samples(tmp_path):
+    """In new threads each time: a thread keeps the generator of its first sample."""
+    folder = export_ctranslate2(*model_and_tokenizer(tmp_path), tmp_path / "out")
+    found = [CTranslate2Engine(folder, threads=1, seed=seed).translate(ENGLISH, top_k=0) for seed in (1, 1, 2)]
+    assert found[0] == found[1] != found[2]
+
+
 @pytest.mark.parametrize("compute_type", ["int8", "bfloat16", "float16"])
 def test_smaller_types(compute_type, tmp_path):
     model, tokenizer = model_and_tokenizer(tmp_path, d_model=64, encoder_ffn_dim=256)

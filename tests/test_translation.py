@@ -149,6 +149,51 @@ def test_more_translations_than_beams_is_an_error(model, tokenizer):
             translate_nbest(model, tokenizer, [TEXT[0]], **options)
 
 
+def test_samples_are_of_the_most_probable_tokens(model, tokenizer):
+    torch.manual_seed(5)
+    results = translate_nbest(model, tokenizer, TEXT[:2], nbest=20, top_k=3)
+    assert [len(samples) for samples in results] == [20, 20]
+    assert all(len({sample.text for sample in samples}) > 10 for samples in results)
+    batch = tokenizer(TEXT[:1], return_tensors="pt")
+    torch.manual_seed(5)
+    written = model.generate(**batch, do_sample=True, top_k=3, num_return_sequences=20, max_length=64)
+    logits = model(input_ids=batch["input_ids"].expand(20, -1), decoder_input_ids=written[:, :-1]).logits
+    chosen = written[:, 1:]
+    real = chosen.ne(tokenizer.pad_token_id)
+    rank = logits.gt(logits.gather(2, chosen[..., None])).sum(-1)
+    assert rank[real].unique().tolist() == [0, 1, 2]
+    torch.manual_seed(5)
+    alone = translate_nbest(model, tokenizer, TEXT[:1], nbest=20, top_k=3)[0]
+    assert [sample.text for sample in alone] == tokenizer.batch_decode(written, skip_special_tokens=True)
+    means = (logits.log_softmax(-1).gather(2, chosen[..., None])[..., 0] * real).sum(1) / real.sum(1)
+    assert [sample.score for sample in alone] == pytest.approx(means.tolist(), abs=1e-4)
+
+
+def test_the_generator_of_torch_draws_the_samples(model, tokenizer):
+    def sampled(seed, **options):
+        torch.manual_seed(seed)
+        return translate(model, tokenizer, TEXT[:4], **options)
+
+    assert sampled(1, top_k=0) == sampled(1, top_k=0) != sampled(2, top_k=0)
+    best = translate(model, tokenizer, TEXT[:4], num_beams=1)
+    assert sampled(1, top_k=0, temperature=1e-6) == sampled(1, top_k=1) == best != sampled(1, top_k=0, temperature=1.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"top_k": -1}, "top_k: -1 is below 0"),
+        ({"top_k": 5, "temperature": 0.0}, "temperature: 0.0 is not above 0"),
+        ({"temperature": 0.5}, "temperature is for samples: give top_k too"),
+        ({"top_k": 5, "num_beams": 4}, "top_k draws samples, num_beams=4 searches: give one of them"),
+        ({"top_k": 5, "nbest": 0}, "nbest: 0 is below 1"),
+    ],
+)
+def test_samples_that_cannot_be_drawn(model, tokenizer, options, message):
+    with pytest.raises(UserError, match=message):
+        translate_nbest(model, tokenizer, TEXT[:1], **options)
+
+
 def test_a_sentence_that_is_too_long_is_named_before_anything_is_translated(model, tokenizer, monkeypatch):
     monkeypatch.setattr(model, "generate", lambda **_: pytest.fail("translated although a line does not fit"))
     with pytest.raises(UserError, match=r"line 2: \d+ tokens, but the model reads at most 64 \(max_position"):

@@ -40,6 +40,16 @@ def test_the_translations_of_one_process(model, tokenizer, prepare):
     assert len({one[0].text for one in expected}) > 2
 
 
+def test_samples_do_not_depend_on_who_draws_them(model, tokenizer):
+    found = []
+    with Workers(model, tokenizer, 2) as workers:
+        for seed in (1, 1, 2):
+            torch.manual_seed(seed)
+            found.append(workers.translate(TEXT[:2] * 4, top_k=0))
+    assert found[0] == found[1] != found[2]
+    assert len(set(found[0])) > 2, "the same sentence got the same sample everywhere"
+
+
 def test_nothing_to_translate(model, tokenizer):
     with Workers(model, tokenizer, 2) as workers:
         assert workers.translate_nbest([]) == []

@@ -101,6 +101,8 @@ def _write_lines(lines: Sequence[str], path: str | None) -> None:
 
 
 def _translate(argv: Sequence[str]) -> None:
+    from transformers import set_seed
+
     from .translation import translate, translate_nbest
     from .workers import Workers
 
@@ -122,6 +124,14 @@ def _translate(argv: Sequence[str]) -> None:
         "default all for more than 100 sentences",
     )
     _add_search_options(parser)
+    parser.add_argument(
+        "--top_k",
+        type=int,
+        help="draw each token from the so many most probable ones (0: from all) instead of searching; with --nbest so "
+        "many samples",
+    )
+    parser.add_argument("--temperature", type=float, help="of the probabilities that --top_k draws from; by default 1")
+    parser.add_argument("--seed", type=int, default=42, help="of the samples; ctranslate2 repeats them with one worker")
     options = parser.parse_intermixed_args(argv)
     if len(options.sentences) == 1 and Path(options.sentences[0]).is_file():
         raise UserError(f"{options.sentences[0]} is a file: translate it with --input {options.sentences[0]}")
@@ -132,6 +142,8 @@ def _translate(argv: Sequence[str]) -> None:
     search = {
         "num_beams": options.num_beams,
         "length_penalty": options.length_penalty,
+        "top_k": options.top_k,
+        "temperature": options.temperature,
         "max_tokens_per_batch": options.max_tokens_per_batch,
     }
     scored = options.nbest is not None
@@ -139,6 +151,7 @@ def _translate(argv: Sequence[str]) -> None:
         search["nbest"] = options.nbest
     if options.engine == "transformers":
         search.update(length_penalty_type=options.length_penalty_type, progress=len(sentences) > 100)
+    set_seed(options.seed)
     with ExitStack() as stack:
         if options.engine == "ctranslate2":
             engine = _load_engine(options, many=len(sentences) > 100)
@@ -174,7 +187,7 @@ def _load_engine(options: argparse.Namespace, many: bool):
     device = options.device or "cpu"
     workers = options.workers or (os.cpu_count() if many and device == "cpu" else None)
     threads = {"threads": 1, "parallel_batches": workers} if workers else {}
-    loaded = engine(options.model, device=device, **threads)
+    loaded = engine(options.model, device=device, seed=options.seed, **threads)
     if options.length_penalty_type:
         loaded.generation_config.length_penalty_type = options.length_penalty_type
     return loaded

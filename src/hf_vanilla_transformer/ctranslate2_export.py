@@ -212,6 +212,7 @@ class CTranslate2Engine:
         compute_type: "default" is the type of the weights where the device has it, else the nearest one.
         threads: of one batch; 0 lets CTranslate2 choose.
         parallel_batches: batches that are translated at the same time, each by so many threads.
+        seed: of samples; with several `parallel_batches` these depend on which thread takes which batch.
 
     Raises:
         UserError: there is no CTranslate2 model, or no such device.
@@ -224,6 +225,7 @@ class CTranslate2Engine:
         compute_type: str = "default",
         threads: int = 0,
         parallel_batches: int = 1,
+        seed: int = 42,
     ):
         if not (Path(folder) / "model.bin").is_file():
             raise UserError(
@@ -241,6 +243,7 @@ class CTranslate2Engine:
             )
         except (ValueError, RuntimeError) as error:
             raise UserError(f"CTranslate2 cannot load {folder} on {device}: {error}") from error
+        ctranslate2.set_random_seed(seed)
         self.parallel_batches = parallel_batches
         self.tokenizer = load_tokenizer(folder)
         self.generation_config = GenerationConfig.from_pretrained(folder)
@@ -259,11 +262,13 @@ class CTranslate2Engine:
         nbest: int = 1,
         num_beams: int | None = None,
         length_penalty: float | None = None,
+        top_k: int | None = None,
+        temperature: float | None = None,
         max_tokens_per_batch: int = 16384,
     ) -> list[list[Hypothesis]]:
-        """As `translation.translate_nbest`, with the search of CTranslate2."""
+        """As `translation.translate_nbest`, with the search of CTranslate2; its own generator draws samples."""
         generation = self.generation_config
-        beams = beams_for(nbest, num_beams, generation)
+        beams = beams_for(nbest, num_beams, generation, top_k, temperature)
         penalty = generation.length_penalty if length_penalty is None else length_penalty
         _require_average(generation, beams)
         encoded = encode_sources(self.tokenizer, sentences, self._longest)
@@ -273,7 +278,7 @@ class CTranslate2Engine:
             longest = generation.max_new_tokens + 1
         elif generation.max_length:
             longest = generation.max_length
-        at_once = max_tokens_per_batch // beams
+        at_once = max_tokens_per_batch // max(beams, nbest)
         if self.parallel_batches > 1:  # enough of them for all
             at_once = min(at_once, ceil(sum(map(len, encoded)) / (SHARES * self.parallel_batches)))
         found = self.translator.translate_batch(
@@ -283,6 +288,8 @@ class CTranslate2Engine:
             beam_size=beams,
             num_hypotheses=nbest,
             length_penalty=1.0 if penalty is None else penalty,
+            sampling_topk=1 if top_k is None else top_k,
+            sampling_temperature=1.0 if temperature is None else temperature,
             # transformers stops with the first `beams` finished hypotheses, or when no better one can come
             patience=1.0 if generation.early_stopping is True or beams == 1 else 2.0,
             min_decoding_length=0,  # a finished empty translation takes a place among the beams, as in transformers

@@ -109,10 +109,12 @@ def translate(
     num_beams: int | None = None,
     length_penalty: float | None = None,
     length_penalty_type: str | None = None,
+    top_k: int | None = None,
+    temperature: float | None = None,
     max_tokens_per_batch: int = 16384,
     progress: bool = False,
 ) -> list[str]:
-    """The best translation of each sentence, in the order of the input; an empty sentence stays empty.
+    """The best translation of each sentence, or a sample, in the order of the input; an empty sentence stays empty.
 
     Args:
         model: in evaluation mode.
@@ -121,14 +123,18 @@ def translate(
         num_beams: None takes the model's `generation_config`.
         length_penalty: exponent of the length in the beam score; None takes the model's `generation_config`.
         length_penalty_type: "average" or "wu", the paper's, see `search`; None takes the model's `generation_config`.
+        top_k: instead of searching, draw each token from the so many most probable ones (Edunov et al. 2018), from all
+            for 0; torch's generator decides.
+        temperature: of the probabilities that are drawn from; the logits are divided by it.
         max_tokens_per_batch: sentences * beams * longest source of one batch.
         progress: whether to show a bar.
 
     Raises:
         UserError: before anything is translated: a sentence that is longer than the model can read; a
-            `length_penalty_type` that is unknown or given to another library's model.
+            `length_penalty_type` that is unknown or given to another library's model; a `top_k` or `temperature` that
+            cannot be, or with beams.
     """
-    options = _search_options(model, 1, num_beams, length_penalty, length_penalty_type)
+    options = _search_options(model, 1, num_beams, length_penalty, length_penalty_type, top_k, temperature)
     results = _search(model, tokenizer, sentences, options, max_tokens_per_batch, progress, scored=False)
     return [hypotheses[0].text for hypotheses in results]
 
@@ -142,18 +148,21 @@ def translate_nbest(
     num_beams: int | None = None,
     length_penalty: float | None = None,
     length_penalty_type: str | None = None,
+    top_k: int | None = None,
+    temperature: float | None = None,
     max_tokens_per_batch: int = 16384,
     progress: bool = False,
 ) -> list[list[Hypothesis]]:
     """The `nbest` best translations of each sentence, best first; an empty sentence gets one, empty, of score 0.
 
-    The other arguments are those of `translate`.
+    The other arguments are those of `translate`. With `top_k` the translations are `nbest` samples, which may be alike.
 
     Raises:
         UserError: as `translate`; or more translations than beams.
     """
-    options = _search_options(model, nbest, num_beams, length_penalty, length_penalty_type)
-    options["output_scores"] = not isinstance(model, VanillaTransformerForConditionalGeneration)
+    options = _search_options(model, nbest, num_beams, length_penalty, length_penalty_type, top_k, temperature)
+    if top_k is not None or not isinstance(model, VanillaTransformerForConditionalGeneration):
+        options |= _that_tells_scores(options)
     return _search(model, tokenizer, sentences, options, max_tokens_per_batch, progress, scored=True)
 
 
@@ -163,30 +172,54 @@ def _search_options(
     num_beams: int | None,
     length_penalty: float | None,
     length_penalty_type: str | None,
+    top_k: int | None,
+    temperature: float | None,
 ) -> dict[str, Any]:
     """Arguments for `generate()`. Those that mean nothing without beams get the values that silence transformers."""
-    beams = beams_for(nbest, num_beams, model.generation_config)
+    beams = beams_for(nbest, num_beams, model.generation_config, top_k, temperature)
     _check_length_penalty_type(model, length_penalty_type)
     options: dict[str, Any] = {"num_beams": beams, "num_return_sequences": nbest}
+    if top_k is not None:
+        options |= {"do_sample": True, "top_k": top_k, "temperature": 1.0 if temperature is None else temperature}
     if beams == 1:
         return {**options, "length_penalty": 1.0, "early_stopping": False}
     penalty = {"length_penalty": length_penalty, "length_penalty_type": length_penalty_type}
     return options | {key: value for key, value in penalty.items() if value is not None}
 
 
-def beams_for(nbest: int, num_beams: int | None, config: GenerationConfig) -> int:
-    """The beams of a search: `num_beams`, or those of the model's `config`.
+def beams_for(
+    nbest: int,
+    num_beams: int | None,
+    config: GenerationConfig,
+    top_k: int | None = None,
+    temperature: float | None = None,
+) -> int:
+    """The beams of a search: `num_beams`, or those of the model's `config`; 1 where `top_k` asks for samples.
 
     Raises:
-        UserError: a number below 1, or fewer beams than the `nbest` translations that are wanted of them.
+        UserError: a number that is too small; fewer beams than the `nbest` translations that are wanted of them;
+            samples with beams; a temperature without samples.
     """
-    for name, count in (("nbest", nbest), ("num_beams", num_beams)):
-        if count is not None and count < 1:
-            raise UserError(f"{name}: {count} is below 1")
+    for name, count, least in (("nbest", nbest, 1), ("num_beams", num_beams, 1), ("top_k", top_k, 0)):
+        if count is not None and count < least:
+            raise UserError(f"{name}: {count} is below {least}")
+    if top_k is not None:
+        if num_beams not in (None, 1):
+            raise UserError(f"top_k draws samples, num_beams={num_beams} searches: give one of them")
+        if temperature is not None and not temperature > 0:
+            raise UserError(f"temperature: {temperature} is not above 0")
+        return 1
+    if temperature is not None:
+        raise UserError("temperature is for samples: give top_k too")
     beams = num_beams or config.num_beams or 1
     if nbest > beams:
         raise UserError(f"{nbest} translations of each sentence need at least as many beams, not {beams}")
     return beams
+
+
+def _that_tells_scores(options: dict[str, Any]) -> dict[str, bool]:
+    """With which transformers says how probable its translations are: with beams their scores, otherwise the logits."""
+    return {"output_scores" if options["num_beams"] > 1 else "output_logits": True}
 
 
 def _check_length_penalty_type(model: PreTrainedModel, name: str | None) -> None:
@@ -213,7 +246,7 @@ def _search(
     longest_first = sorted((row for row, ids in enumerate(encoded) if ids), key=lambda row: -len(encoded[row]))
     nbest = options["num_return_sequences"]
     with tqdm(total=len(longest_first), unit=" sentences", disable=not progress) as bar:
-        for rows in _batches(longest_first, encoded, max_tokens_per_batch // options["num_beams"]):
+        for rows in _batches(longest_first, encoded, max_tokens_per_batch // max(options["num_beams"], nbest)):
             hypotheses = _generate(model, tokenizer, [encoded[row] for row in rows], options, scored)
             for position, row in enumerate(rows):
                 results[row] = hypotheses[position * nbest : (position + 1) * nbest]
@@ -319,8 +352,8 @@ def _generate(
         return_dict_in_generate=scored,
     )
     output = generate(**options)
-    if scored and output.get("sequences_scores") is None and output.scores is None:
-        options["output_scores"] = True  # transformers' searches say what they rank by only with those of every step
+    if scored and output.get("sequences_scores") is None and output.logits is None:
+        options |= _that_tells_scores(options)  # it was transformers that searched
         output = generate(**options)
     texts = tokenizer.batch_decode(output.sequences if scored else output, skip_special_tokens=True)
     scores = _search_scores(model, tokenizer, output) if scored else [0.0] * len(texts)
@@ -328,10 +361,10 @@ def _generate(
 
 
 def _search_scores(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, output: ModelOutput) -> list[float]:
-    """What beam search ranks by; transformers' greedy search does not say, so its steps are summed up."""
+    """What beam search ranks by; transformers does not say it without beams, so the steps are summed up."""
     if output.get("sequences_scores") is not None:
         return output.sequences_scores.tolist()
-    steps = model.compute_transition_scores(output.sequences, output.scores, normalize_logits=True)
+    steps = model.compute_transition_scores(output.sequences, output.logits, normalize_logits=True)
     real = output.sequences[:, 1:].ne(tokenizer.pad_token_id)
     return (steps.masked_fill(~real, 0.0).sum(dim=1) / real.sum(dim=1)).tolist()
 

@@ -68,10 +68,14 @@ class Workers:
         longest_first = sorted(range(len(sentences)), key=lambda row: -len(sentences[row]))
         size = max(1, min(LARGEST_SHARE, ceil(len(sentences) / (SHARES * self.processes))))
         shares = [longest_first[start : start + size] for start in range(0, len(sentences), size)]
+        seeds = [None] * len(shares)
+        if search.get("top_k") is not None:  # samples do not depend on which process draws them
+            seeds = torch.randint(2**31, (len(shares),)).tolist()
         results = [None] * len(sentences)
         with tqdm(total=len(sentences), unit=" sentences", disable=not progress) as bar:
             rows_of = {
-                self._pool.submit(_run, function, [sentences[row] for row in share], search): share for share in shares
+                self._pool.submit(_run, function, [sentences[row] for row in share], search, seed): share
+                for share, seed in zip(shares, seeds, strict=True)
             }
             for future in as_completed(rows_of):
                 for row, result in zip(rows_of[future], future.result(), strict=True):
@@ -85,5 +89,7 @@ def _start(pickled: bytes, threads: int) -> None:
     _worker["model"], _worker["tokenizer"] = pickle.loads(pickled)
 
 
-def _run(function: Callable, sentences: list[str], search: dict[str, Any]) -> list:
+def _run(function: Callable, sentences: list[str], search: dict[str, Any], seed: int | None) -> list:
+    if seed is not None:
+        torch.manual_seed(seed)
     return function(**_worker, sentences=sentences, **search)
