@@ -177,7 +177,7 @@ class TestErrors:
     def test_damaged_records(self, pair, tmp_path):
         mine, fast = (shutil.copytree(folder, tmp_path / folder.name) for folder in pair)
         (mine / "run.json").write_text("{")
-        with pytest.raises(UserError, match=r"run\.json: cannot be read"):
+        with pytest.raises(UserError, match=r"run\.json: is not valid JSON"):
             write_card(load_model(str(mine), device="cpu")[0], mine, fast, compute_type="float32")
 
 

@@ -69,6 +69,7 @@ LEVELS = [
 ]
 # Inside a level: (who imports, from whom).
 INSIDE_A_LEVEL = {
+    ("provenance", "errors"),
     ("tokenization_vanilla_transformer", "errors"),
     ("preparation", "arguments"),
     ("training", "arguments"),

@@ -119,6 +119,27 @@ def test_compare_takes_hypotheses_in_the_form_that_they_have(multi30k, tmp_path,
         compare(tmp_path / "raw", tmp_path / "tok", [other], "de", samples=10)
 
 
+def test_hypotheses_of_another_test_set_are_not_compared(multi30k, tmp_path, monkeypatch, tiny_model):
+    """Of the same name and length; but both forms of a Multi30k test set are the same."""
+    monkeypatch.setattr(reporting, "translate", lambda *inputs, **options: list(inputs[2]))
+    test_set = TestSet("test", RAW, RAW)
+    for folder, results in ((tmp_path, None), (tmp_path / "model", tmp_path / "results")):
+        evaluate_model(tiny_model, None, [test_set], folder=folder, target_lang="de", results=results)
+    for folder in (tmp_path, tmp_path / "results"):
+        assert read_hypotheses(folder, test_set, "de") == RAW
+        with pytest.raises(UserError, match=r"test.hyp.de was scored with other references than those of this test$"):
+            read_hypotheses(folder, TestSet("test", RAW, RAW[::-1]), "de")
+    evaluate_model(tiny_model, None, [read(multi30k, "tok")], folder=tmp_path, target_lang="de")
+    assert read_hypotheses(tmp_path, read(multi30k, "raw"), "de") == TOKENS
+
+
+def test_a_damaged_record_is_named(tmp_path):
+    (tmp_path / "test.hyp.de").write_text("a\n")
+    (tmp_path / "evaluation.json").write_text("{")
+    with pytest.raises(UserError, match=r"evaluation.json: is not valid JSON \(.*\): restore the file or train again"):
+        read_hypotheses(tmp_path, TestSet("test", ["b"], ["a"]), "de")
+
+
 def test_compare_pools_test_sets_and_uses_the_same_sentences(tmp_path):
     sets = [TestSet(name, RAW, RAW) for name in ("a", "b")]
     for system, lines in (("good", RAW), ("bad", ["Ein Mann."] * 4)):

@@ -17,11 +17,11 @@ from .ctranslate2_export import CTranslate2Engine
 from .errors import UserError
 from .evaluation import score
 from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from .provenance import EVALUATION_RECORD, RUN_RECORD, provenance
+from .provenance import EVALUATION_RECORD, RUN_RECORD, provenance, read_record
 from .reporting import TestSet
 from .translation import load_model, translate
 from .version import __version__
-from .weight_files import read_json, write_json
+from .weight_files import write_json
 
 CERTIFICATE = "certificate.json"  # in a CTranslate2 folder
 ROUNDS = 3
@@ -227,7 +227,7 @@ def write_card(
         UserError: a damaged run.json or evaluation.json.
     """
     source, folder = Path(source), Path(folder)
-    run, evaluation = (_record(source / name) for name in (RUN_RECORD, EVALUATION_RECORD))
+    run, evaluation = (read_record(source / name) for name in (RUN_RECORD, EVALUATION_RECORD))
     card = ctranslate2_card(
         model,
         {**run, **(languages or {})},
@@ -239,7 +239,3 @@ def write_card(
     (folder / "README.md").write_text(card, encoding="utf-8")
     if certificate:
         write_json(certificate, folder / CERTIFICATE)
-
-
-def _record(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.is_file() else {}

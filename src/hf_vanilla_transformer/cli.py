@@ -4,7 +4,6 @@ What a command needs is imported when it runs, so that `--help` answers at once.
 """
 
 import argparse
-import json
 import os
 import sys
 from codecs import BOM_UTF8
@@ -12,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from transformers.utils.logging import disable_progress_bar
 
 from .errors import UserError
+from .provenance import EVALUATION_RECORD, RUN_RECORD, read_record
 from .search import LENGTH_PENALTY_TYPES
 
 ENGINES = {
@@ -254,13 +253,12 @@ def _read_test_sets(folder: Path, options: argparse.Namespace) -> list:
         target_lang=target_lang,
         streaming=options.streaming,
     )
-    if _run_record(folder).get("recipe", {}).get("directions"):
+    if read_record(folder / RUN_RECORD).get("recipe", {}).get("directions"):
         test_sets = [replace(one, sources=[tagged(text, target_lang) for text in one.sources]) for one in test_sets]
     return test_sets
 
 
 def _evaluate(argv: Sequence[str]) -> None:
-    from .provenance import EVALUATION_RECORD
     from .reporting import compare, evaluate_model, keep_comparison, read_hypotheses
 
     parser = _model_parser("evaluate", "Translate test sets; BLEU, chrF, TER with signatures, P1 for Multi30k.")
@@ -318,22 +316,11 @@ def _print_scores(record: dict) -> None:
 
 def _languages(folder: Path, options: argparse.Namespace) -> tuple[str, str]:
     """Source and target language: from the flags, else from the record of the training."""
-    trained = _run_record(folder)
+    trained = read_record(folder / RUN_RECORD)
     found = [getattr(options, key) or trained.get(key) for key in ("source_lang", "target_lang")]
     if None in found:
         raise UserError(f"{folder} has no run.json that names its languages: give --source_lang and --target_lang")
     return found[0], found[1]
-
-
-def _run_record(folder: Path) -> dict[str, Any]:
-    """Of the training that left `folder`; empty where there is none."""
-    from .provenance import RUN_RECORD
-
-    path = folder / RUN_RECORD
-    try:
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except ValueError as error:
-        raise UserError(f"{path}: is not valid JSON ({error}): restore the file or train again") from error
 
 
 def _publish(argv: Sequence[str]) -> None:

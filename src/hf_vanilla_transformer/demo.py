@@ -1,6 +1,5 @@
 """The first minute: the main job from text to a Hub folder, on the embedded corpus, offline."""
 
-import json
 import shlex
 import shutil
 import time
@@ -20,7 +19,7 @@ from .inspection import (
     plot_positions,
     without,
 )
-from .provenance import RUN_RECORD
+from .provenance import RUN_RECORD, read_record
 from .publishing import export_folder
 from .reporting import evaluate_model, read_test_sets
 from .tokenization_vanilla_transformer import load_tokenizer
@@ -113,7 +112,7 @@ def _score_without(part: str, model, tokenizer, corpus: EmbeddedCorpus) -> float
 
 def _draw(model, tokenizer, trained: Path, folder: Path) -> list[Path]:
     folder.mkdir(parents=True)
-    curve = json.loads((trained / RUN_RECORD).read_text(encoding="utf-8"))["curve"]
+    curve = read_record(trained / RUN_RECORD)["curve"]
     plot_learning_curve(curve, folder / "learning_curve.png")
     plot_learning_rate(curve, folder / "learning_rate.png")
     plot_positions(folder / "positions.png")

@@ -1,5 +1,6 @@
-"""Where a result comes from: command, commit, versions, hardware."""
+"""Where a result comes from: command, commit, versions, hardware; and the records that say it."""
 
+import json
 import os
 import platform
 import subprocess
@@ -9,6 +10,8 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from .errors import UserError
 
 RUN_RECORD = "run.json"  # in a model's folder: how it was trained
 EVALUATION_RECORD = "evaluation.json"  # in a model's folder: how it scores
@@ -29,6 +32,28 @@ def provenance(*packages: str, device: Any = None) -> dict[str, Any]:
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in (*PACKAGES, *packages)}},
         "hardware": _hardware(device),
     }
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """The content of a record; empty where there is none.
+
+    Raises:
+        UserError: a damaged file.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: is not valid JSON ({error}): restore the file or train again") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: holds no JSON object: restore the file or train again")
+    return content
+
+
+def write_record(content: dict[str, Any], path: Path) -> None:
+    """As `read_record` reads it; written beside the old file first, so that a full disk leaves that one whole."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
 
 
 def without_folders(words: Sequence[str]) -> list[str]:

@@ -8,7 +8,6 @@ This module knows nothing of training and evaluation: it reads what they left in
 """
 
 import contextlib
-import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +26,7 @@ from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .errors import UserError
 from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerModel
 from .pipeline_vanilla_transformer import VanillaTransformerTranslationPipeline
-from .provenance import EVALUATION_RECORD, RUN_RECORD
+from .provenance import EVALUATION_RECORD, RUN_RECORD, read_record
 from .tokenization_vanilla_transformer import SeparateVocabularyTokenizer, load_tokenizer, require_fit
 
 
@@ -94,7 +93,7 @@ def export_folder(folder: str | Path, output: str | Path, *, repo_id: str, licen
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise UserError(f"{output}: is not an empty folder: name a new one")
     run = _read_json(folder / RUN_RECORD)
-    evaluation = _read_json(folder / EVALUATION_RECORD) if (folder / EVALUATION_RECORD).is_file() else {}
+    evaluation = read_record(folder / EVALUATION_RECORD)
     model = _load_model(folder)
     tokenizer = _load_tokenizer(folder, model.config)
     card = model_card(model, run, evaluation, repo_id=repo_id, license=license)
@@ -135,17 +134,9 @@ def _check_folder(folder: Path) -> None:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(
-            f"{path}: cannot be read ({error.strerror}): name the output folder of a training run"
-        ) from error
-    except ValueError as error:
-        raise UserError(f"{path}: is not valid JSON ({error}): restore the file or train again") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: holds no JSON object: restore the file or train again")
-    return content
+    if not path.is_file():
+        raise UserError(f"{path}: is missing: name the output folder of a training run")
+    return read_record(path)
 
 
 def _load_model(folder: Path) -> VanillaTransformerForConditionalGeneration:

@@ -1,9 +1,8 @@
 """Translate test sets, score them, and leave scores, signatures and hypotheses where others can check them."""
 
-import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from .ensemble import Ensemble
 from .errors import UserError
 from .evaluation import PairedBootstrap, p1_bleu, p1_tokens, paired_bootstrap, score
 from .int8 import computing_type
-from .provenance import EVALUATION_RECORD, RUN_RECORD, provenance
+from .provenance import EVALUATION_RECORD, RUN_RECORD, provenance, read_record, write_record
 from .translation import translate
 
 FORMS = {"raw": "raw detokenised", "tok": "lower-cased tokenised"}  # how records name them
@@ -154,12 +153,13 @@ def evaluate_model(
         record["sets"][test_set.name] = {
             "n": len(hypotheses),
             "text": FORMS[test_set.form],
+            "references_sha256": _fingerprint(test_set),
             "scores": score_test_set(test_set, hypotheses, target_lang),
         }
     if folder.is_dir():
-        _write_json(folder / EVALUATION_RECORD, _with_earlier_sets(folder, record))
+        write_record(_with_earlier_sets(folder, record), folder / EVALUATION_RECORD)
     if results is not None:
-        _write_json(results / RUN_RECORD, _joined_record(folder, record))
+        write_record(_joined_record(folder, record), results / RUN_RECORD)
     return record
 
 
@@ -168,8 +168,7 @@ def _with_earlier_sets(folder: Path, record: dict[str, Any]) -> dict[str, Any]:
 
     Training removes the scores of the weights that it replaces.
     """
-    path = folder / EVALUATION_RECORD
-    earlier = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    earlier = read_record(folder / EVALUATION_RECORD)
     if earlier.get("generation") != record["generation"]:
         return record
     return {**record, "sets": {**earlier["sets"], **record["sets"]}}
@@ -177,26 +176,18 @@ def _with_earlier_sets(folder: Path, record: dict[str, Any]) -> dict[str, Any]:
 
 def _joined_record(folder: Path, evaluation: dict[str, Any]) -> dict[str, Any]:
     """Training and scores in one record, without the sentences that the cleaning report quotes."""
-    path = folder / RUN_RECORD
-    training = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    training = read_record(folder / RUN_RECORD)
     report = training.get("data", {}).get("report", {})
     for part in (report, report.get("back_translations", {})):
         part.pop("examples", None)
     return {**training, "evaluation": evaluation}
 
 
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write beside the old file first, so that a full disk leaves that one whole."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
-
-
 def read_hypotheses(folder: Path, test_set: TestSet, target_lang: str) -> list[str]:
     """What `evaluate_model` wrote for a test set.
 
     Raises:
-        UserError: no such file, or not one line for each sentence.
+        UserError: no such file, not one line for each sentence, or they are of another test set of that name.
     """
     path = folder / f"{test_set.name}.hyp.{target_lang}"
     try:
@@ -205,18 +196,29 @@ def read_hypotheses(folder: Path, test_set: TestSet, target_lang: str) -> list[s
         raise UserError(f"{path}: cannot be read ({error.strerror}): evaluate that model first") from error
     if len(lines) != len(test_set.sources):
         raise UserError(f"{path} has {len(lines)} lines, the test set {len(test_set.sources)}")
+    if _entry(folder, test_set).get("references_sha256", _fingerprint(test_set)) != _fingerprint(test_set):
+        raise UserError(f"{path} was scored with other references than those of this {test_set.name}")
     return lines
+
+
+def _fingerprint(test_set: TestSet) -> str:
+    """Of its references; the same for both forms of a Multi30k test set."""
+    return sha256("\n".join(test_set.p1_references or test_set.references).encode()).hexdigest()
+
+
+def _entry(folder: Path, test_set: TestSet) -> dict[str, Any]:
+    """What the records in a folder say of a test set; empty where they say nothing."""
+    for name in (EVALUATION_RECORD, RUN_RECORD):
+        record = read_record(folder / name)
+        if found := record.get("evaluation", record).get("sets", {}).get(test_set.name):
+            return found
+    return {}
 
 
 def _form_of_hypotheses(folder: Path, test_set: TestSet) -> str:
     """As the record beside them says: a system may have read other text than `test_set` is of. Else as the test set."""
-    for name in (EVALUATION_RECORD, RUN_RECORD):
-        path = folder / name
-        record = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        found = record.get("evaluation", record).get("sets", {}).get(test_set.name)
-        if found:
-            return next((form for form, text in FORMS.items() if text == found["text"]), test_set.form)
-    return test_set.form
+    said = _entry(folder, test_set).get("text")
+    return next((form for form, text in FORMS.items() if text == said), test_set.form)
 
 
 def compare(
@@ -256,7 +258,7 @@ def compare(
 
 def keep_comparison(results: Path, against: Path, verdicts: dict[str, PairedBootstrap]) -> None:
     """Add what `compare` found to the record that `evaluate_model` left in `results`."""
-    record = json.loads((results / RUN_RECORD).read_text(encoding="utf-8"))
+    record = read_record(results / RUN_RECORD)
     other = "/".join(against.parts[-2:])  # the disk is private
     record["evaluation"].setdefault("against", {})[other] = {name: asdict(found) for name, found in verdicts.items()}
-    _write_json(results / RUN_RECORD, record)
+    write_record(record, results / RUN_RECORD)

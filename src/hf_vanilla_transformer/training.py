@@ -3,7 +3,6 @@
 Training and evaluation meet only through the saved folder; the score of the validation set comes in from outside.
 """
 
-import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -41,7 +40,7 @@ from .loss import IGNORED
 from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .muon import MuonWithAdamW
 from .preparation import PreparedCorpus, prepare_corpus, token_lengths
-from .provenance import EVALUATION_RECORD, RUN_RECORD, provenance, without_folders
+from .provenance import EVALUATION_RECORD, RUN_RECORD, provenance, without_folders, write_record
 from .tokenization_vanilla_transformer import (
     SeparateVocabularyTokenizer,
     SubwordDropout,
@@ -307,7 +306,7 @@ def train(arguments: Arguments, score: Scorer | None = None) -> Path:
             },
             "curve": trainer.state.log_history,
         }
-        (output / RUN_RECORD).write_text(json.dumps(record, ensure_ascii=False, indent=1), encoding="utf-8")
+        write_record(record, output / RUN_RECORD)
         shutil.rmtree(prepared)
     return output
 
