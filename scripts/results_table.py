@@ -1,4 +1,4 @@
-"""Write the tables of results into README.md from the files in scripts/results.
+"""Write the tables of README.md and scripts/results/README.md from the files in scripts/results.
 
 python scripts/results_table.py          rewrite the tables
 python scripts/results_table.py --check  say whether they are up to date (exit status 1 if not)
@@ -8,11 +8,13 @@ import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from statistics import mean, median, stdev
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "scripts" / "results"
+FINAL = ("multi30k_en_de_distilled",)  # whose comparisons stand in README.md
 SETS = ("test_2016_flickr", "test_2017_flickr", "test_2017_mscoco")
 
 
@@ -143,19 +145,40 @@ def spread(values: list[float]) -> str:
     return f"{median(values):.2f} | {min(values):.2f} to {max(values):.2f}"
 
 
-def speed(sections: dict[str, dict]) -> str:
-    """Training and translation: ratios to MarianMT in float32 or bfloat16, the faster one of the same run."""
-    lines = ["| what | engine | × MarianMT, median | least to greatest | padding |", "|---|---|---|---|---|"]
+def times_marian(sections: dict[str, dict]) -> dict[str, dict[str, list[float]]]:
+    """Of training and translation, round by round: the rate of each engine as a multiple of MarianMT's.
+
+    That is the median of the faster one, in float32 or bfloat16, of the same run.
+    """
+    found = {}
     for section in sections:
         if not section.startswith(("training", "translation")):
             continue
         engines = sections[section]["engines"]
         peers = [name for name in engines if name.startswith("marian") and not name.endswith("int8")]
         peer = max(median(rates(engines, name)) for name in peers)
-        for name, rounds in engines.items():
+        found[section] = {name: [rate / peer for rate in rates(engines, name)] for name in engines}
+    return found
+
+
+def speed_in_short(sections: dict[str, dict]) -> str:
+    """Medians: a row for each engine, a column for each kind of work."""
+    ratios = times_marian(sections)
+    engines = dict.fromkeys(name for column in ratios.values() for name in column)
+    lines = [f"| × MarianMT | {' | '.join(ratios)} |", "|---|" + "---|" * len(ratios)]
+    for name in engines:
+        cells = [f"{median(column[name]):.2f}" if name in column else "" for column in ratios.values()]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def speed(sections: dict[str, dict]) -> str:
+    """All of `times_marian`, and two processes beside one."""
+    lines = ["| what | engine | × MarianMT, median | least to greatest | padding |", "|---|---|---|---|---|"]
+    for section, ratios in times_marian(sections).items():
+        for name, rounds in sections[section]["engines"].items():
             padding = f"{median(round['padding'] for round in rounds):.0%}" if "padding" in rounds[0] else ""
-            ratios = [rate / peer for rate in rates(engines, name)]
-            lines.append(f"| {section} | {name} | {spread(ratios)} | {padding} |")
+            lines.append(f"| {section} | {name} | {spread(ratios[name])} | {padding} |")
     if "two processes" in sections:
         engines = sections["two processes"]["engines"]
         alone = median(rates(engines, "one process"))
@@ -271,28 +294,36 @@ def loss_curves(sections: dict[str, dict]) -> str:
     return "\n".join(lines)
 
 
-SECTIONS = {
-    "results": results,
-    "comparisons": lambda: comparisons(sorted(RESULTS.glob("*/*/run.json"))),
-    "agreement": lambda: agreement(result("agreement")["rows"]),
-    "backends": lambda: backends(result("attention_backends")["rows"]),
-    "common tests": common_tests,
-    "defects": defects,
-    "speed": lambda: speed(result("benchmark")["sections"]),
-    "depth": lambda: depth(result("benchmark")["sections"]),
-    "lower bound": lambda: lower_bound(result("benchmark")["sections"]),
-    "lower bound with AMX": lambda: lower_bound(result("benchmark_amx")["sections"]),
-    "speed with AMX": lambda: speed(result("benchmark_amx")["sections"]),
-    "memory": lambda: memory(result("benchmark")["sections"]),
-    "certificates": lambda: certificates({name: result(f"ctranslate2/{name}") for name in ("float32", "int8")}),
-    "scaling": lambda: scaling(result("scaling")["sections"]),
-    "loss curves": lambda: loss_curves(result("loss_curves")["sections"]),
+DOCUMENTS = {
+    ROOT / "README.md": {
+        "results": results,
+        "final comparisons": lambda: comparisons(
+            [p for name in FINAL for p in sorted(RESULTS.glob(f"{name}/*/run.json"))]
+        ),
+        "speed in short": lambda: speed_in_short(result("benchmark")["sections"]),
+        "agreement": lambda: agreement(result("agreement")["rows"]),
+    },
+    RESULTS / "README.md": {
+        "comparisons": lambda: comparisons(sorted(RESULTS.glob("*/*/run.json"))),
+        "speed": lambda: speed(result("benchmark")["sections"]),
+        "speed with AMX": lambda: speed(result("benchmark_amx")["sections"]),
+        "lower bound": lambda: lower_bound(result("benchmark")["sections"]),
+        "lower bound with AMX": lambda: lower_bound(result("benchmark_amx")["sections"]),
+        "depth": lambda: depth(result("benchmark")["sections"]),
+        "memory": lambda: memory(result("benchmark")["sections"]),
+        "loss curves": lambda: loss_curves(result("loss_curves")["sections"]),
+        "scaling": lambda: scaling(result("scaling")["sections"]),
+        "certificates": lambda: certificates({name: result(f"ctranslate2/{name}") for name in ("float32", "int8")}),
+        "backends": lambda: backends(result("attention_backends")["rows"]),
+        "common tests": common_tests,
+        "defects": defects,
+    },
 }
 
 
-def updated(text: str) -> str:
-    """README.md with every table made anew."""
-    for name, table in SECTIONS.items():
+def updated(text: str, tables: dict[str, Callable[[], str]]) -> str:
+    """The text with each of the tables made anew."""
+    for name, table in tables.items():
         begin, end = f"<!-- {name}: made by scripts/results_table.py -->", f"<!-- end of {name} -->"
         before, rest = text.split(begin)
         after = rest.split(end)[1]
@@ -304,12 +335,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing")
     check = parser.parse_args().check
-    readme = ROOT / "README.md"
-    text = readme.read_text(encoding="utf-8")
-    if check:
-        return int(updated(text) != text)
-    readme.write_text(updated(text), encoding="utf-8")
-    return 0
+    stale = False
+    for document, tables in DOCUMENTS.items():
+        text = document.read_text(encoding="utf-8")
+        new = updated(text, tables)
+        stale |= new != text
+        if not check:
+            document.write_text(new, encoding="utf-8")
+    return int(check and stale)
 
 
 if __name__ == "__main__":

@@ -16,14 +16,16 @@ from hf_vanilla_transformer.configuration_vanilla_transformer import PRESETS
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+MEASUREMENTS = ROOT / "scripts" / "results" / "README.md"
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+    text = README + MEASUREMENTS.read_text(encoding="utf-8")
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
 def commands() -> list[list[str]]:
-    """Every `vanilla-transformer ...` of the README, in words."""
+    """Every `vanilla-transformer ...` of the documents, in words."""
     text = "\n".join(blocks("bash")).replace("\\\n", " ")
     lines = [line.split("|")[-1] for line in text.splitlines() if "vanilla-transformer" in line]
     return [shlex.split(re.sub(r"<[^>]*>", "FOLDER", line), comments=True)[1:] for line in lines]
@@ -64,11 +66,17 @@ def test_python_of_the_readme_compiles(code):
     compile(code, "README.md", "exec")
 
 
-def test_files_that_the_readme_names_exist():
-    links = re.findall(r"\]\(([^)#:]+)\)", README)
-    assert len(links) > 10
-    missing = [link for link in links if not (ROOT / link).exists()]
-    assert not missing
+@pytest.mark.parametrize("document", [ROOT / "README.md", MEASUREMENTS], ids=["README", "measurements"])
+def test_links_lead_somewhere(document):
+    links = re.findall(r"\]\(([^):]*)\)", document.read_text(encoding="utf-8"))
+    assert len(links) > 5
+    for link in links:
+        name, _, heading = link.partition("#")
+        target = document.parent / name if name else document
+        assert target.exists(), link
+        if heading:
+            headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+            assert heading in [re.sub(r"[^\w -]", "", text).lower().replace(" ", "-") for text in headings], link
 
 
 def test_recipes_parse():
