@@ -147,6 +147,16 @@ def test_settings_come_from_the_folder(tmp_path):
         engine.translate_nbest(ENGLISH, nbest=4)
 
 
+def test_scores_without_beams_are_means(tmp_path):
+    """Whatever length penalty the model has for its beams."""
+    model, tokenizer = model_and_tokenizer(tmp_path)
+    model.generation_config.update(num_beams=3, length_penalty=0.3, max_length=12)
+    engine = CTranslate2Engine(export_ctranslate2(model, tokenizer, tmp_path / "out"), threads=1)
+    for options in ({"num_beams": 1}, {"top_k": 1}):
+        ours = [found[0].score for found in translate_nbest(model, tokenizer, ENGLISH, **options)]
+        assert [found[0].score for found in engine.translate_nbest(ENGLISH, **options)] == pytest.approx(ours, abs=1e-4)
+
+
 def test_samples(tmp_path):
     model, tokenizer = model_and_tokenizer(tmp_path)
     model.generation_config.max_length = 9

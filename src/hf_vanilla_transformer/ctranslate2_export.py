@@ -270,6 +270,8 @@ class CTranslate2Engine:
         generation = self.generation_config
         beams = beams_for(nbest, num_beams, generation, top_k, temperature)
         penalty = generation.length_penalty if length_penalty is None else length_penalty
+        if beams == 1 or penalty is None:  # without beams the score is the mean, as in `translation`
+            penalty = 1.0
         _require_average(generation, beams)
         encoded = encode_sources(self.tokenizer, sentences, self._longest)
         rows = [row for row, ids in enumerate(encoded) if ids]
@@ -287,7 +289,7 @@ class CTranslate2Engine:
             batch_type="tokens",
             beam_size=beams,
             num_hypotheses=nbest,
-            length_penalty=1.0 if penalty is None else penalty,
+            length_penalty=penalty,
             sampling_topk=1 if top_k is None else top_k,
             sampling_temperature=1.0 if temperature is None else temperature,
             # transformers stops with the first `beams` finished hypotheses, or when no better one can come
