@@ -72,6 +72,19 @@ def test_translate_nbest(folder, capsys):
     assert float(rows[0][1]) >= float(rows[1][1])
 
 
+def test_a_long_sentence_is_no_file(folder, capsys):
+    assert main(["translate", str(folder), "he sees " * 3 + "the" * 300]) in (0, 2)
+    assert "File name too long" not in capsys.readouterr().err
+
+
+def test_no_such_device(folder, capsys):
+    found = complaint(capsys, ["translate", str(folder), "a", "--device", "gpu"])
+    assert "device gpu: Expected one of cpu, cuda" in found
+    with pytest.raises(SystemExit):
+        main(["translate", str(folder), "a", "--dtype", "float31"])
+    assert "invalid choice: 'float31'" in capsys.readouterr().err
+
+
 def test_translate_samples(folder, capsys):
     outputs = []
     for seed in ("1", "1", "2"):
@@ -324,9 +337,10 @@ def test_an_ensemble_leaves_the_scores_of_its_members_alone(folder, tmp_path, ca
     (folder / "evaluation.json").unlink(missing_ok=True)
     assert main([*command, "--results", str(tmp_path / "results")]) == 0
     assert not (folder / "evaluation.json").exists()
-    record = json.loads((tmp_path / "results" / "evaluation.json").read_text(encoding="utf-8"))
-    assert record["generation"]["models"] == 2
-    assert record["sets"]["news"]["n"] == len(TEXT)
+    record = json.loads((tmp_path / "results" / "run.json").read_text(encoding="utf-8"))
+    assert list(record) == ["evaluation"], "no training made an ensemble"
+    assert record["evaluation"]["generation"]["models"] == 2
+    assert record["evaluation"]["sets"]["news"]["n"] == len(TEXT)
     assert "for the model card" not in capsys.readouterr().err
     assert complaint(capsys, command).endswith(
         "an ensemble is not a folder: say with --results where the hypotheses go"

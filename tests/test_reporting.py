@@ -52,6 +52,11 @@ def test_multi30k_brings_the_references_of_both_protocols(multi30k):
     assert (tok.form, tok.references, tok.p1_references) == ("tok", TOKENS, TOKENS)
 
 
+def test_the_folder_may_be_written_from_home(multi30k, monkeypatch):
+    monkeypatch.setenv("HOME", str(multi30k.parent))
+    assert read("~/multi30k", "tok").p1_references == TOKENS
+
+
 def test_raw_text_gets_sacrebleu_and_p1(multi30k):
     pytest.importorskip("sacremoses")
     hypotheses = [RAW[0], "Zwei Hunde spielen im Sand.", *RAW[2:]]

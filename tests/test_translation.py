@@ -248,8 +248,14 @@ def test_load_model_names_what_is_wrong(tmp_path, model, tokenizer):
     with pytest.raises(UserError, match=r"the tokenizer does not fit the model: .* tokens, but vocab_size="):
         load_model(str(tmp_path))
     tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="device gpu: Expected one of cpu, cuda"):
+        load_model(str(tmp_path), device="gpu")
     loaded, again = load_model(str(tmp_path), device="cpu")
     assert translate(loaded, again, TEXT[:2], num_beams=1) == translate(model, tokenizer, TEXT[:2], num_beams=1)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(UserError, match=r"no model to load \(.*ncomplete"):
+        load_model(str(tmp_path))
 
 
 def test_special_tokens_that_differ_do_not_fit(tmp_path, model, tokenizer):

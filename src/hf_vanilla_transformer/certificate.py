@@ -18,7 +18,7 @@ from .errors import UserError
 from .evaluation import score
 from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .provenance import EVALUATION_RECORD, RUN_RECORD, provenance, read_record
-from .reporting import TestSet
+from .reporting import FORMS, TestSet
 from .translation import load_model, translate
 from .version import __version__
 from .weight_files import write_json
@@ -83,7 +83,7 @@ def certify(
         ratios = [_seconds(ours) / _seconds(theirs) for _ in range(rounds)]
         return {"num_beams": beams, **agreement, "speed": _spread(ratios)}
 
-    origin = provenance("ctranslate2")
+    origin = provenance("ctranslate2", device=device)
     return {
         "model": {"bytes": sizes[0], "dtype": "float32"},
         "ctranslate2": {"bytes": sizes[1], "dtype": engine.translator.compute_type},
@@ -93,7 +93,7 @@ def certify(
         "sets": {
             test_set.name: {
                 "n": len(test_set.sources),
-                "text": "raw detokenised" if test_set.form == "raw" else "lower-cased tokenised",
+                "text": FORMS[test_set.form],
                 "searches": [compare(test_set, beams) for beams in searches],
             }
             for test_set in test_sets

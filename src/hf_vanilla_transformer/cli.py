@@ -18,6 +18,7 @@ from .errors import UserError
 from .provenance import EVALUATION_RECORD, RUN_RECORD, read_record
 from .search import LENGTH_PENALTY_TYPES
 
+DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 ENGINES = {
     "onnx": "ONNX graphs for ONNX Runtime: encoder, first step, further steps",
     "ctranslate2": "CTranslate2, for fast translation on CPUs, also in int8",
@@ -46,7 +47,7 @@ def _model_parser(command: str, description: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("model", help="a folder with a trained model, or user/name on the Hub")
     parser.add_argument("--device", help="such as cuda or cpu; by default a GPU where there is one")
-    parser.add_argument("--dtype", default="auto", help="auto (as saved), float32, bfloat16, float16; int8 on a CPU")
+    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="auto: as saved; int8: on a CPU")
     parser.add_argument("--max_tokens_per_batch", type=int, default=16384, help="tokens times beams of one batch")
     parser.add_argument("--trust_remote_code", action="store_true", help="run the code that lies beside the weights")
     return parser
@@ -132,7 +133,7 @@ def _translate(argv: Sequence[str]) -> None:
     parser.add_argument("--temperature", type=float, help="of the probabilities that --top_k draws from; by default 1")
     parser.add_argument("--seed", type=int, default=42, help="of the samples; ctranslate2 repeats them with one worker")
     options = parser.parse_intermixed_args(argv)
-    if len(options.sentences) == 1 and Path(options.sentences[0]).is_file():
+    if len(options.sentences) == 1 and os.path.isfile(options.sentences[0]):  # a sentence may be too long for a Path
         raise UserError(f"{options.sentences[0]} is a file: translate it with --input {options.sentences[0]}")
     workers = 1 if options.workers is None else options.workers
     if workers < 1:
@@ -289,7 +290,7 @@ def _evaluate(argv: Sequence[str]) -> None:
         model,
         tokenizer,
         test_sets,
-        folder=results if options.ensemble else folder,
+        folder=None if options.ensemble else folder,
         target_lang=target_lang,
         num_beams=options.num_beams,
         length_penalty=options.length_penalty,

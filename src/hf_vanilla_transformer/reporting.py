@@ -60,7 +60,7 @@ def read_test_sets(
         pairs = list(read_pairs(files=files, **languages))
         name = Path(files[0]).name.removesuffix(".gz").rsplit(".", 1)[0]
         return [TestSet(name, [pair.source for pair in pairs], [pair.target for pair in pairs])]
-    is_multi30k = dataset is not None and (Path(dataset) / "task1").is_dir()
+    is_multi30k = dataset is not None and (Path(dataset).expanduser() / "task1").is_dir()
     sets = []
     for split in splits:
         pairs = list(
@@ -101,7 +101,7 @@ def evaluate_model(
     tokenizer: PreTrainedTokenizerBase,
     test_sets: Sequence[TestSet],
     *,
-    folder: Path,
+    folder: Path | None,
     target_lang: str,
     num_beams: int | None = None,
     length_penalty: float | None = None,
@@ -115,7 +115,7 @@ def evaluate_model(
         model, tokenizer: what is evaluated.
         test_sets: from `read_test_sets`.
         folder: the model's; `evaluation.json` goes there, which the model card is filled from. Other test sets that
-            are in it stay if they were searched in the same way.
+            are in it stay if they were searched in the same way. None for an ensemble, which needs `results`.
         target_lang: names the files with the hypotheses, and the tokenizer of P1.
         num_beams, length_penalty, length_penalty_type, max_tokens_per_batch: as in `translation.translate`.
         results: where `<test set>.hyp.<language>` and a `run.json` that joins training and scores go, to be
@@ -156,7 +156,7 @@ def evaluate_model(
             "references_sha256": _fingerprint(test_set),
             "scores": score_test_set(test_set, hypotheses, target_lang),
         }
-    if folder.is_dir():
+    if folder and folder.is_dir():
         write_record(_with_earlier_sets(folder, record), folder / EVALUATION_RECORD)
     if results is not None:
         write_record(_joined_record(folder, record), results / RUN_RECORD)
@@ -174,9 +174,9 @@ def _with_earlier_sets(folder: Path, record: dict[str, Any]) -> dict[str, Any]:
     return {**record, "sets": {**earlier["sets"], **record["sets"]}}
 
 
-def _joined_record(folder: Path, evaluation: dict[str, Any]) -> dict[str, Any]:
+def _joined_record(folder: Path | None, evaluation: dict[str, Any]) -> dict[str, Any]:
     """Training and scores in one record, without the sentences that the cleaning report quotes."""
-    training = read_record(folder / RUN_RECORD)
+    training = read_record(folder / RUN_RECORD) if folder else {}
     report = training.get("data", {}).get("report", {})
     for part in (report, report.get("back_translations", {})):
         part.pop("examples", None)

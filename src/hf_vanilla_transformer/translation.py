@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError
 from tqdm.auto import tqdm
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
@@ -60,7 +61,7 @@ def load_model(
         trust_remote_code: run the code that lies beside the weights.
 
     Raises:
-        UserError: there is no model, or its tokenizer does not fit it; 8-bit weights on a GPU.
+        UserError: there is no model, or its tokenizer does not fit it; no such device; 8-bit weights on a GPU.
     """
     path = Path(name_or_path)
     if not path.exists() and (path.is_absolute() or (path.parent.is_dir() and path.parent != Path())):
@@ -75,10 +76,13 @@ def load_model(
             name_or_path, dtype=float_type, trust_remote_code=trust_remote_code
         )
         tokenizer = load_tokenizer(name_or_path, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise UserError(f"{name_or_path}: no model to load ({' '.join(str(error).split())})") from error
     require_fit(tokenizer, model.config)
-    model = model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
+    try:
+        model = model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"device {device}: {str(error).splitlines()[0]}") from error
     return (quantize_linear_layers(model) if dtype == "int8" else model), tokenizer
 
 
