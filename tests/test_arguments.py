@@ -229,3 +229,16 @@ class TestOverrides:
         text = yaml.safe_dump({"source_lang": "en", "target_lang": "de", "train_file": ["a", "b"],
                                "config_overrides": overrides})  # fmt: skip
         assert parse_overrides(parse_arguments([recipe(text)])[0].config_overrides) == overrides
+
+
+def test_overrides_are_numbers_as_people_write_them():
+    for text in ("layer_norm_eps=1e-6,dropout=.1", '{"layer_norm_eps": "1e-6", "dropout": 0.1}'):
+        overrides = parse_overrides(text)
+        assert overrides == {"layer_norm_eps": 1e-6, "dropout": 0.1}
+        assert VanillaTransformerConfig.preset("test", vocab_size=9, **overrides).layer_norm_eps == 1e-6
+
+
+@pytest.mark.parametrize("name", ["max_train_samples", "vocab_size", "eval_num_beams", "generation_num_beams"])
+def test_numbers_below_one(name):
+    with pytest.raises(UserError, match=f"{name}=0 is below 1"):
+        parse_arguments([*NEEDED, f"--{name}", "0"])

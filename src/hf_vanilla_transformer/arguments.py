@@ -36,7 +36,7 @@ class ModelArguments:
         metadata={"help": "Go on from the weights and the tokenizer of this model instead of starting afresh."},
     )
     attn_implementation: str | None = field(
-        default=None, metadata={"help": "Attention backend: eager, sdpa or flex_attention."}
+        default=None, metadata={"help": "Attention backend: eager, sdpa, flash_attention_2, ..._3 or flex_attention."}
     )
 
 
@@ -100,7 +100,8 @@ class DataArguments:
         },
     )
     max_length_ratio: float = field(
-        default=6.0, metadata={"help": "Training drops pairs of which one side has this many times the other's words."}
+        default=6.0,
+        metadata={"help": "Training drops pairs of which one side, plus 2 words, is over this many times the other."},
     )
 
 
@@ -252,9 +253,19 @@ def _check(model: ModelArguments, data: DataArguments, tokenizer: TokenizerArgum
         if value not in allowed:
             raise UserError(f"{name}={value!r} is not one of {', '.join(allowed)}")
     parse_overrides(model.config_overrides)
-    for name, lowest in (("max_tokens_per_batch", 1), ("average_checkpoints", 0), ("early_stopping_patience", 0)):
-        if getattr(training, name) < lowest:
-            raise UserError(f"{name}={getattr(training, name)} is below {lowest}")
+    for group, name, lowest in (
+        (data, "max_train_samples", 1),
+        (data, "max_eval_samples", 1),
+        (tokenizer, "vocab_size", 1),
+        (training, "max_tokens_per_batch", 1),
+        (training, "eval_num_beams", 1),
+        (training, "generation_num_beams", 1),
+        (training, "average_checkpoints", 0),
+        (training, "early_stopping_patience", 0),
+    ):
+        value = getattr(group, name)
+        if value is not None and value < lowest:
+            raise UserError(f"{name}={value} is below {lowest}")
     if training.save_only_model and training.average_checkpoints > 1:
         raise UserError("average_checkpoints needs complete checkpoints: give --average_checkpoints 0 as well")
     if not 0 <= training.ema_decay < 1:
@@ -367,7 +378,15 @@ def parse_overrides(text: str | None) -> dict[str, Any]:
         if name not in known:
             hint = _hint(name, known, "see the fields of VanillaTransformerConfig")
             raise UserError(f"config_overrides: unknown field {name!r}: {hint}")
-    return overrides
+    return {name: _number(value) for name, value in overrides.items()}
+
+
+def _number(value: Any) -> Any:
+    """1e-6 is text to YAML, which wants a point in it."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
 
 
 def _override(part: str) -> tuple[str, Any]:

@@ -45,7 +45,7 @@ def learn_backend(
         normalization: the Unicode normal form, "nfc", "nfkc" or "none".
 
     Raises:
-        ValueError: an unknown `tokenizer_type` or `normalization`.
+        ValueError: an unknown `tokenizer_type` or `normalization`; a vocabulary that is too small for the characters.
     """
     if tokenizer_type not in TOKENIZER_TYPES:
         raise ValueError(f"tokenizer_type={tokenizer_type!r} is not one of {', '.join(TOKENIZER_TYPES)}")
@@ -64,7 +64,12 @@ def learn_backend(
         # The space travels with the word that it precedes, so that decoding restores the text exactly.
         backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation()])
         backend.decoder = decoders.Metaspace()
-    backend.train_from_iterator(texts, trainer)
+    try:
+        backend.train_from_iterator(texts, trainer)
+    except Exception as error:  # the class that tokenizers raises
+        if type(error) is not Exception:
+            raise
+        raise ValueError(f"{tokenizer_type} tokenizer with vocab_size={vocab_size}: {error}") from error
     if tokenizer_type == "unigram":
         backend.model = _canonical_unigram(backend)
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
