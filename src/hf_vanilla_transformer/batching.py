@@ -160,6 +160,8 @@ class TrainingPairs(Dataset):
             {"input_ids": input_ids, "labels": labels}
             for input_ids, labels in zip(columns["input_ids"], columns["labels"], strict=True)
         ]
+        if self.source_dropout is None and self.target_dropout is None:
+            return examples
         for row, (index, epoch) in enumerate(keys):
             rng = random.Random(f"{self.seed} {epoch} {index}")
             if self.source_dropout is not None:

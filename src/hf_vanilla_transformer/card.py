@@ -17,7 +17,7 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCardData
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
-from .corpus import tagged
+from .corpus import HUB_ID, tagged
 from .errors import UserError
 from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 
@@ -350,7 +350,7 @@ def _data_values(data: dict) -> dict[str, str]:
 def _hub_dataset(data: dict) -> str | None:
     """The dataset's name on the Hub; None where the data were files."""
     name = data.get("dataset")
-    return name if name and re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name) else None
+    return name if name and HUB_ID.fullmatch(name) else None
 
 
 def _training_values(run: dict) -> dict[str, Any]:

@@ -79,6 +79,7 @@ def _aligned_pairs(source_path: Path, target_path: Path) -> Iterator[Pair]:
 # Reading tables: a reader takes a path and the languages, and gives (line, row), a row mapping column to text
 
 Row = tuple[int, dict[str, Any]]
+HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 BLANK = {"source": "", "target": ""}
 
 
@@ -248,7 +249,7 @@ def _multi30k_files(folder: Path, config_name: str | None, split: str, languages
 
 
 def _is_hub_id(dataset: str) -> bool:
-    return not Path(dataset).exists() and re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", dataset) is not None
+    return not Path(dataset).exists() and HUB_ID.fullmatch(dataset) is not None
 
 
 def _data_set_pairs(

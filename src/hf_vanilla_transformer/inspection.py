@@ -64,10 +64,11 @@ def cross_attention(
     finally:
         model.set_attn_implementation(backend)
     weights = torch.stack(output.cross_attentions)[:, 0]
-    target_tokenizer = getattr(tokenizer, "target_backend", tokenizer.backend_tokenizer)
+    target_backend = getattr(tokenizer, "target_backend", None)
+    name = target_backend.id_to_token if target_backend else tokenizer.convert_ids_to_tokens
     return (
         tokenizer.convert_ids_to_tokens(batch["input_ids"][0].tolist()),
-        [target_tokenizer.id_to_token(token) for token in written[0, 1:].tolist()],
+        [name(token) for token in written[0, 1:].tolist()],
         weights.float().cpu(),
     )
 
