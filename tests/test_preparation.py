@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 from hf_vanilla_transformer import VanillaTransformerConfig, preparation
 from hf_vanilla_transformer.arguments import parse_arguments
 from hf_vanilla_transformer.errors import UserError
-from hf_vanilla_transformer.preparation import PreparedCorpus, prepare_corpus, token_lengths
+from hf_vanilla_transformer.preparation import PreparedCorpus, is_prepared, prepare_corpus, token_lengths
 from hf_vanilla_transformer.tokenization_vanilla_transformer import SeparateVocabularyTokenizer, load_tokenizer
 from word_reversal import corpus, flags, sentences, translate, write_pairs
 
@@ -33,6 +33,15 @@ def fails(message, folder, **options):
     with pytest.raises(UserError, match=message) as caught:
         prepare(folder, **options)
     assert "\n" not in str(caught.value)
+
+
+def test_text_is_prepared_when_all_is_written(tmp_path):
+    """A process that waits for the first one asks whether that has failed."""
+    assert not is_prepared(tmp_path / "prepared")
+    prepare(tmp_path, train_file=pairs_file(tmp_path, TEXT))
+    assert is_prepared(tmp_path / "prepared")
+    fails("no such file", tmp_path, train_file=["missing.en", "missing.xx"])
+    assert not is_prepared(tmp_path / "prepared")
 
 
 def test_every_pair_comes_back_as_text_and_as_the_tokenizer_encodes_it(tmp_path):

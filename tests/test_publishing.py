@@ -371,7 +371,7 @@ class TestUnpublishableFolders:
         weights = load_file(folder / "model.safetensors")
         change(weights, next(name for name in weights if name.endswith("fc1.weight")))
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-        with pytest.raises(UserError, match=f"the weights do not fit config.json: {problem}: "):
+        with pytest.raises(UserError, match=f"the weights do not fit the configuration: {problem}: "):
             export_folder(folder, tmp_path / "hub", repo_id=REPO)
 
 

@@ -385,6 +385,25 @@ def test_a_finished_run_can_be_resumed_and_prolonged(two_checkpoints, tmp_path):
     assert list(losses(output)) == list(range(1, 10))
 
 
+def test_a_run_that_lost_its_patience_stays_as_it_is(tmp_path):
+    """Until it is given more."""
+
+    scores = iter(range(100, 0, -1))
+
+    def worse(hypotheses, references):
+        return {"bleu": next(scores)}
+
+    options = {**corpus(tmp_path), **RANDOM, **STEPS, "max_steps": 15, "early_stopping_patience": 1}
+    whole = train(parse_arguments(flags(tmp_path / "whole", **options)), worse)
+    assert list(losses(whole)) == list(range(1, 7))
+    again = {**options, "resume_from_checkpoint": "true"}
+    output = shutil.copytree(whole, tmp_path / "again")
+    train(parse_arguments(flags(output, **again)), worse)
+    assert_bit_equal(output, whole)
+    train(parse_arguments(flags(output, **again | {"early_stopping_patience": 2})), worse)
+    assert list(losses(output)) == list(range(1, 10))
+
+
 def test_the_seconds_of_all_pieces_are_counted(two_checkpoints, tmp_path):
     whole, options = two_checkpoints
     output = shutil.copytree(whole, tmp_path / "out")

@@ -447,6 +447,16 @@ def test_other_schedules_are_transformers_own(tmp_path):
     assert list(logged(output, "learning_rate").values()) == pytest.approx([0.5, 0.375, 0.25, 0.125])
 
 
+def test_options_of_the_papers_schedule_reach_it(tmp_path):
+    options = {"lr_scheduler_type": "inverse_sqrt", "warmup_steps": 2, "max_steps": 4}
+    rates = [
+        list(logged(run(tmp_path / name, **options, **more), "learning_rate").values())
+        for name, more in (("plain", {}), ("flat", {"lr_scheduler_kwargs": '{"timescale": 100000}'}))
+    ]
+    assert rates[0][:2] == rates[1][:2]
+    assert rates[1][-1] > rates[0][-1]
+
+
 def test_the_papers_learning_rate_needs_a_warm_up(tmp_path):
     fails(
         "warmup_steps=0.1: the paper's learning rate needs a number of steps",
@@ -878,6 +888,18 @@ def test_training_goes_on_from_another_model(tmp_path):
     assert (first / "tokenizer.json").read_text() == (second / "tokenizer.json").read_text()
 
 
+def test_the_sizes_of_another_model_are_not_changed(tmp_path):
+    """Layers of random weights, or weights that are thrown away, would pass for what was asked for."""
+    first = run(tmp_path / "one", max_steps=1)
+    for override, problem in (
+        ("encoder_layers=3", "missing keys: model.encoder.stack.layers.2"),
+        ("encoder_layers=1", "unexpected keys: model.encoder.stack.layers.1"),
+        ("encoder_ffn_dim=48", "mismatched keys: .*model.encoder"),
+    ):
+        options = {"model_name_or_path": first, "preset": None, "config_overrides": override}
+        fails(f"one/out: the weights do not fit the configuration: {problem}", tmp_path / "two", **options)
+
+
 def test_the_tokenizer_of_another_model_is_taken_as_it_is(tmp_path, capsys):
     """Also for what the references of an evaluation are like."""
     lines = [" ".join(words) for words in permutations(("Dog", "cat", "BIRD", "House"))]
@@ -963,6 +985,18 @@ MISTAKES = {
     "stop without evaluation": (
         {"eval_strategy": "no", "early_stopping_patience": 1},
         "early stopping needs evaluations",
+    ),
+    "long validation": (
+        {
+            "config_overrides": "position_embedding_type=learned,max_position_embeddings=7",
+            "max_source_length": 7,
+            "max_target_length": 7,
+        },
+        "a sentence of the validation set has .* tokens, but the learned positions end at max_position_embeddings=7",
+    ),
+    "small unigram vocabulary": (
+        {"tokenizer_type": "unigram", "vocab_size": 5},
+        "unigram tokenizer with vocab_size=5: The vocabulary is not large enough",
     ),
     "accumulation": ({"gradient_accumulation_steps": 99}, "60 training pairs do not fill one optimiser step of 99"),
     "unknown flag": ({"no_such_flag": 1}, "no_such_flag"),
@@ -1082,6 +1116,12 @@ def test_a_warm_up_that_never_ends_is_announced(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "2 steps" in printed
     assert "warning: the warm-up never ends" in printed
+
+
+def test_the_announced_steps_are_those_that_are_done(tmp_path, capsys):
+    output = run(tmp_path, num_train_epochs=1.1)
+    steps = record_of(output)["training"]["steps"]
+    assert f" {steps} steps " in capsys.readouterr().out
 
 
 def test_the_floor_trains_on_the_same_recipe(tmp_path):

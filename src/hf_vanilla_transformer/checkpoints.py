@@ -4,6 +4,7 @@ import json
 import re
 import zipfile
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
@@ -44,7 +45,17 @@ def _is_whole(file: Path) -> bool:
 
 def steps_of(checkpoint: Path) -> int:
     """After how many steps a complete checkpoint was written, whatever its folder is called."""
-    return json.loads((checkpoint / "trainer_state.json").read_bytes())["global_step"]
+    return _state(checkpoint)["global_step"]
+
+
+def evaluations_in_vain(checkpoint: Path) -> int:
+    """Evaluations without a gain in a row up to a complete checkpoint; 0 for a run without early stopping."""
+    stopping = _state(checkpoint)["stateful_callbacks"].get("EarlyStoppingCallback")
+    return stopping["attributes"]["early_stopping_patience_counter"] if stopping else 0
+
+
+def _state(checkpoint: Path) -> dict[str, Any]:
+    return json.loads((checkpoint / "trainer_state.json").read_bytes())
 
 
 def checkpoint_to_resume(output: Path, wanted: str | None, world_size: int) -> Path | None:

@@ -17,7 +17,7 @@ from .foreign_tokenizers import export_tokenizer, import_tokenizer
 from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .reference_layouts import LAYOUTS as REFERENCE_LAYOUTS
 from .teaching_layouts import LAYOUTS as TEACHING_LAYOUTS
-from .weight_files import find_weights, new_folder, read_json, read_weights, write_weights
+from .weight_files import find_weights, load_own_model, new_folder, read_json, read_weights, write_weights
 from .weight_layout import EMBEDDINGS, Layout, LayoutOptions, State, check_state, own_config
 
 FORMATS: dict[str, Layout] = {**REFERENCE_LAYOUTS, **TEACHING_LAYOUTS}
@@ -176,7 +176,7 @@ def _search_settings(settings: dict[str, Any], config: VanillaTransformerConfig)
 
 
 def own_model(folder: str | Path) -> VanillaTransformerForConditionalGeneration:
-    """The model in a folder. Raises UserError if it is not one of this package."""
+    """The model in a folder. Raises UserError if it is not one of this package, or not whole."""
     folder = Path(folder)
     model_type = read_json(folder / "config.json").get("model_type")
     if model_type != VanillaTransformerConfig.model_type:
@@ -184,7 +184,7 @@ def own_model(folder: str | Path) -> VanillaTransformerForConditionalGeneration:
             f"{folder / 'config.json'}: model_type is {model_type!r}, not {VanillaTransformerConfig.model_type!r}: "
             "only models of this package can be exported"
         )
-    return VanillaTransformerForConditionalGeneration.from_pretrained(folder)
+    return load_own_model(folder)
 
 
 def _write_marian_folder(

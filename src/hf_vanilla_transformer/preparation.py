@@ -38,7 +38,8 @@ from .tokenization_vanilla_transformer import (
 
 # Before each source that was translated back, so that the model can tell it from a real one (Caswell et al. 2019).
 BACK_TRANSLATED = "2bt"
-WRITTEN = {"cache", "source.json", "target.json", "tokenizer", "train", "validation", "report.json"}
+REPORT = "report.json"  # written last
+WRITTEN = {"cache", "source.json", "target.json", "tokenizer", "train", "validation", REPORT}
 
 
 @dataclass
@@ -65,8 +66,13 @@ class PreparedCorpus:
             train=load_from_disk(folder / "train"),
             validation=load_from_disk(validation) if validation.exists() else None,
             tokenizer=load_tokenizer(folder / "tokenizer"),
-            report=json.loads((folder / "report.json").read_text(encoding="utf-8")),
+            report=json.loads((folder / REPORT).read_text(encoding="utf-8")),
         )
+
+
+def is_prepared(folder: Path) -> bool:
+    """Whether `prepare_corpus` has come to its end there."""
+    return (folder / REPORT).is_file()
 
 
 def prepare_corpus(
@@ -120,8 +126,8 @@ def prepare_corpus(
             folder / "validation"
         )
     facts = report.as_dict() | ({"back_translations": synthetic.as_dict()} if synthetic else {})
-    (folder / "report.json").write_text(json.dumps(facts, ensure_ascii=False, indent=1), encoding="utf-8")
     shutil.rmtree(folder / "cache")
+    (folder / REPORT).write_text(json.dumps(facts, ensure_ascii=False, indent=1), encoding="utf-8")
 
 
 def _read(data: DataArguments, files: list[str], split: str, direction: str | None = None) -> Iterator[Pair]:

@@ -17,7 +17,6 @@ import torch
 from huggingface_hub import HfApi, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from huggingface_hub.utils import validate_repo_id
-from safetensors import SafetensorError
 from transformers import PreTrainedTokenizerBase
 from transformers.dynamic_module_utils import custom_object_save
 
@@ -28,6 +27,7 @@ from .modeling_vanilla_transformer import VanillaTransformerForConditionalGenera
 from .pipeline_vanilla_transformer import VanillaTransformerTranslationPipeline
 from .provenance import EVALUATION_RECORD, RUN_RECORD, read_record
 from .tokenization_vanilla_transformer import SeparateVocabularyTokenizer, load_tokenizer, require_fit
+from .weight_files import load_own_model, new_folder
 
 
 def publish(
@@ -87,14 +87,13 @@ def export_folder(folder: str | Path, output: str | Path, *, repo_id: str, licen
         UserError: bad `repo_id`, a file or a value missing in `folder`, weights or a tokenizer that do
             not fit the configuration, or a used `output`.
     """
-    folder, output = Path(folder), Path(output)
+    folder = Path(folder)
     check_repo_id(repo_id)
     _check_folder(folder)
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise UserError(f"{output}: is not an empty folder: name a new one")
+    output = new_folder(output)
     run = _read_json(folder / RUN_RECORD)
     evaluation = read_record(folder / EVALUATION_RECORD)
-    model = _load_model(folder)
+    model = load_own_model(folder)
     tokenizer = _load_tokenizer(folder, model.config)
     card = model_card(model, run, evaluation, repo_id=repo_id, license=license)
 
@@ -137,20 +136,6 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UserError(f"{path}: is missing: name the output folder of a training run")
     return read_record(path)
-
-
-def _load_model(folder: Path) -> VanillaTransformerForConditionalGeneration:
-    try:
-        model, report = VanillaTransformerForConditionalGeneration.from_pretrained(
-            folder, output_loading_info=True, ignore_mismatched_sizes=True
-        )
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{folder}: the weights cannot be read ({str(error).splitlines()[0]})") from error
-    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if wrong := sorted(map(str, report[kind])):
-            problem = kind.replace("_", " ")
-            raise UserError(f"{folder}: the weights do not fit config.json: {problem}: {', '.join(wrong[:3])}")
-    return model
 
 
 def _load_tokenizer(folder: Path, config: VanillaTransformerConfig) -> PreTrainedTokenizerBase:
@@ -206,7 +191,7 @@ def _verify(output: Path, model: VanillaTransformerForConditionalGeneration) -> 
     Raises:
         RuntimeError: they differ, which no input should be able to cause.
     """
-    expected, found = model.state_dict(), _load_model(output).state_dict()
+    expected, found = model.state_dict(), load_own_model(output).state_dict()
     different = [name for name in expected if name not in found or not torch.equal(expected[name], found[name])]
     config = VanillaTransformerConfig.from_pretrained(output)
     if different or expected.keys() != found.keys() or config.to_diff_dict() != model.config.to_diff_dict():

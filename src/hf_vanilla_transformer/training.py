@@ -8,11 +8,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
+from math import ceil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from datasets import Dataset
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from tqdm.auto import tqdm
@@ -31,7 +33,7 @@ from transformers import (
 from .arguments import Arguments, DataArguments, TrainingArguments, parse_overrides
 from .averaging import ExponentialMovingAverage, average_checkpoints
 from .batching import EpochLoader, PairCollator, TokenBatchSampler, TrainingPairs
-from .checkpoints import checkpoint_to_resume, complete_checkpoints, steps_of
+from .checkpoints import checkpoint_to_resume, complete_checkpoints, evaluations_in_vain, steps_of
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .consistency import TwoPasses, rdrop, simcut
 from .corpus import source_description
@@ -39,7 +41,7 @@ from .errors import UserError
 from .loss import IGNORED
 from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .muon import MuonWithAdamW
-from .preparation import PreparedCorpus, prepare_corpus, token_lengths
+from .preparation import PreparedCorpus, is_prepared, prepare_corpus, token_lengths
 from .provenance import EVALUATION_RECORD, RUN_RECORD, provenance, without_folders, write_record
 from .tokenization_vanilla_transformer import (
     SeparateVocabularyTokenizer,
@@ -50,6 +52,7 @@ from .tokenization_vanilla_transformer import (
     same_tokenizer,
     writes_lower_case,
 )
+from .weight_files import load_own_model
 
 METRICS = ("bleu", "chrf", "loss")
 # Options that say where a run is, or that transformers fills in from others: not part of a recipe.
@@ -131,7 +134,8 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
             for group in optimizer.param_groups:
                 group.setdefault("initial_lr", group["lr"])
             warmup = self.args.get_warmup_steps(num_training_steps)
-            self.lr_scheduler = get_inverse_sqrt_schedule(optimizer, warmup, last_epoch=0)
+            options = self.args.lr_scheduler_kwargs or {}
+            self.lr_scheduler = get_inverse_sqrt_schedule(optimizer, warmup, **options, last_epoch=0)
             self._created_lr_scheduler = True
         return super().create_scheduler(num_training_steps, optimizer)
 
@@ -194,6 +198,12 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
         if self.ema and self.args.should_save:
             self.ema.save(Path(output_dir or self.args.output_dir))
 
+    def _load_callback_state(self):
+        super()._load_callback_state()
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, EarlyStoppingCallback):  # it has the patience that the run began with
+                callback.early_stopping_patience = self.args.early_stopping_patience
+
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None):
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         if self.ema:
@@ -252,14 +262,17 @@ def train(arguments: Arguments, score: Scorer | None = None) -> Path:
     output = Path(args.output_dir)
     prepared = output / "prepared"
     _configuration(arguments, {})  # a mistake in it should not cost the preparation of the corpus
-    with args.main_process_first(desc="preparing the corpus"):
+    with args.main_process_first(local=False, desc="preparing the corpus"):
         if args.process_index == 0:
             prepare_corpus(data, tokenizer_options, prepared, model_args.model_name_or_path)
+        elif not is_prepared(prepared):
+            raise SystemExit(1)  # the first process says why
         corpus = PreparedCorpus.load(prepared)
     if checkpoint and not same_tokenizer(corpus.tokenizer, load_tokenizer(checkpoint)):
         raise UserError(f"the text or the tokenizer is not that of {checkpoint}: resume with what it was made from")
     set_seed(args.seed)
     model = _build_model(arguments, corpus.tokenizer)
+    _require_positions(corpus.validation, model.config)
     _settle_arguments(args, corpus, model.config, scored=score is not None)
     source_lengths, target_lengths = token_lengths(corpus.train)
     trainer = VanillaTransformerTrainer(
@@ -274,9 +287,9 @@ def train(arguments: Arguments, score: Scorer | None = None) -> Path:
         train_lengths=np.maximum(source_lengths, target_lengths),
         eval_max_length=_eval_max_length(corpus, model.generation_config.max_length),
     )
-    if checkpoint and 0 < args.max_steps <= steps_of(checkpoint):
-        args.max_steps, args.num_train_epochs = -1, 0  # in the middle of an epoch the Trainer would do one step more
     _announce(trainer, model, checkpoint)
+    if checkpoint and _is_the_end(checkpoint, args):
+        args.max_steps, args.num_train_epochs = -1, 0  # the Trainer would go on
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     averaged = _finish_weights(trainer, output)
     with trainer.saving("model.safetensors"):
@@ -290,7 +303,7 @@ def train(arguments: Arguments, score: Scorer | None = None) -> Path:
             "target_lang": data.target_lang,
             "data": {
                 "description": _description(data),
-                "dataset": None if Path(data.dataset_name or ".").exists() else data.dataset_name,
+                "dataset": None if Path(data.dataset_name or ".").expanduser().exists() else data.dataset_name,
                 "config": data.dataset_config_name,
                 "report": corpus.report,
             },
@@ -309,6 +322,12 @@ def train(arguments: Arguments, score: Scorer | None = None) -> Path:
         write_record(record, output / RUN_RECORD)
         shutil.rmtree(prepared)
     return output
+
+
+def _is_the_end(checkpoint: Path, args: TrainingArguments) -> bool:
+    """Whether a run has done all its steps with this checkpoint, or has run out of patience."""
+    stopped = 0 < args.early_stopping_patience <= evaluations_in_vain(checkpoint)
+    return stopped or 0 < args.max_steps <= steps_of(checkpoint)
 
 
 def _description(data: DataArguments) -> str:
@@ -356,14 +375,12 @@ def _build_model(
     config = _configuration(arguments, _vocabulary_of(tokenizer))
     try:
         if model_args.model_name_or_path:
-            model = VanillaTransformerForConditionalGeneration.from_pretrained(
-                model_args.model_name_or_path, config=config
-            )
+            model = load_own_model(model_args.model_name_or_path, config=config)
         else:
             model = VanillaTransformerForConditionalGeneration(config)
         if model_args.attn_implementation:
             model.set_attn_implementation(model_args.attn_implementation)
-    except (ValueError, ImportError, OSError) as error:
+    except (ValueError, ImportError) as error:
         raise UserError(" ".join(str(error).split())) from error
     require_fit(tokenizer, model.config)
     search = {
@@ -422,6 +439,22 @@ def _settle_arguments(
         args.metric_for_best_model, args.greater_is_better = "loss", False
 
 
+def _require_positions(validation: Dataset | None, config: VanillaTransformerConfig) -> None:
+    """Training drops what is too long; the validation set is taken as it is.
+
+    Raises:
+        UserError: a sentence of it is longer than the model can read.
+    """
+    if validation is None or config.position_embedding_type != "learned":
+        return
+    longest = max(map(max, token_lengths(validation)))
+    if longest > config.max_position_embeddings:
+        raise UserError(
+            f"a sentence of the validation set has {longest} tokens, but the learned positions end at "
+            f"max_position_embeddings={config.max_position_embeddings}: take it out, or give more positions"
+        )
+
+
 def _training_pairs(corpus: PreparedCorpus, subword_dropout: float, seed: int) -> TrainingPairs:
     if not subword_dropout:
         return TrainingPairs(corpus.train.select_columns(["input_ids", "labels"]))
@@ -471,7 +504,7 @@ def _announce(trainer: VanillaTransformerTrainer, model: VanillaTransformerForCo
     """One line on what is going to happen, and a warning where it cannot go well."""
     args = trainer.args
     steps_per_epoch = len(trainer.get_train_dataloader()) // args.gradient_accumulation_steps
-    steps = args.max_steps if args.max_steps > 0 else int(steps_per_epoch * args.num_train_epochs)
+    steps = args.max_steps if args.max_steps > 0 else ceil(steps_per_epoch * args.num_train_epochs)
     warmup = args.get_warmup_steps(steps)
     if args.process_index == 0:
         print(

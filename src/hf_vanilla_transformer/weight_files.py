@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from .errors import UserError
+from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 
 # In a folder, the first of these that is there; else its only file with one of SUFFIXES.
 WEIGHT_FILES = ("model.safetensors.index.json", "model.safetensors", "pytorch_model.bin")
@@ -88,6 +89,25 @@ def read_json(path: Path) -> dict[str, Any]:
 def write_json(content: Mapping[str, Any], path: Path) -> None:
     """As `read_json` reads it."""
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def load_own_model(name_or_path: str | Path, **options: Any) -> VanillaTransformerForConditionalGeneration:
+    """A model of ours from a folder or the Hub, all of it; `options` are for `from_pretrained`.
+
+    Raises:
+        UserError: weights that cannot be read, are missing, are too many, or have another shape.
+    """
+    try:
+        model, report = VanillaTransformerForConditionalGeneration.from_pretrained(
+            name_or_path, output_loading_info=True, ignore_mismatched_sizes=True, **options
+        )
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{name_or_path}: the weights cannot be read ({str(error).splitlines()[0]})") from error
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if wrong := sorted(map(str, report[kind])):
+            problem = f"{kind.replace('_', ' ')}: {', '.join(wrong[:3])}"
+            raise UserError(f"{name_or_path}: the weights do not fit the configuration: {problem}")
+    return model
 
 
 def new_folder(output: str | Path) -> Path:
