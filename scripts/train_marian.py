@@ -7,7 +7,6 @@ smoother, the last weights. `vanilla-transformer evaluate` scores the result.
     python scripts/train_marian.py scripts/recipes/multi30k_en_de_tiny.yaml --dataset_name <folder> --output_dir <out>
 """
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -28,7 +27,7 @@ from hf_vanilla_transformer.arguments import parse_arguments, parse_overrides
 from hf_vanilla_transformer.checkpoints import checkpoint_to_resume
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.preparation import PreparedCorpus, prepare_corpus, token_lengths
-from hf_vanilla_transformer.provenance import provenance
+from hf_vanilla_transformer.provenance import RUN_RECORD, provenance, write_record
 
 
 def marian_like(config: VanillaTransformerConfig) -> MarianMTModel:
@@ -52,8 +51,13 @@ def marian_like(config: VanillaTransformerConfig) -> MarianMTModel:
 
 def main(argv: list[str]) -> None:
     model_args, data, tokenizer_options, ours = parse_arguments(argv)
-    if ours.muon or ours.lr_scheduler_type != "inverse_sqrt" or data.synthetic_file:
+    if ours.muon or ours.lr_scheduler_type != "inverse_sqrt" or data.synthetic_file or data.directions:
         raise UserError("the floor is trained with AdamW, inverse_sqrt and real text only: take another recipe")
+    for name in ("rdrop_alpha", "simcut_alpha", "early_stopping_patience", "ema_decay"):
+        if getattr(ours, name):
+            raise UserError(f"the floor has no {name}: take another recipe")
+    if tokenizer_options.subword_dropout:
+        raise UserError("the floor has no subword_dropout: take another recipe")
     output = Path(ours.output_dir)
     origin = provenance()
     checkpoint = checkpoint_to_resume(output, ours.resume_from_checkpoint, ours.world_size)
@@ -70,15 +74,20 @@ def main(argv: list[str]) -> None:
         args=Seq2SeqTrainingArguments(
             output_dir=str(output),
             num_train_epochs=ours.num_train_epochs,
+            max_steps=ours.max_steps,
+            gradient_accumulation_steps=ours.gradient_accumulation_steps,
             per_device_train_batch_size=int(ours.max_tokens_per_batch / longest.mean()),
             train_sampling_strategy="group_by_length",
             learning_rate=ours.learning_rate,
             lr_scheduler_type="inverse_sqrt",
             warmup_steps=ours.warmup_steps,
+            adam_beta1=ours.adam_beta1,
             adam_beta2=ours.adam_beta2,
             adam_epsilon=ours.adam_epsilon,
+            weight_decay=ours.weight_decay,
             max_grad_norm=ours.max_grad_norm,
-            label_smoothing_factor=0.1,
+            label_smoothing_factor=ours.label_smoothing_factor,
+            bf16=ours.bf16,
             save_strategy="epoch",
             save_total_limit=2,
             logging_steps=100,
@@ -107,8 +116,11 @@ def main(argv: list[str]) -> None:
         },
         "curve": trainer.state.log_history,
     }
-    (output / "run.json").write_text(json.dumps(record, ensure_ascii=False, indent=1), encoding="utf-8")
+    write_record(record, output / RUN_RECORD)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except UserError as error:
+        sys.exit(f"train_marian.py: {error}")

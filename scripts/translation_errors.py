@@ -16,7 +16,8 @@ from sacrebleu.metrics import CHRF
 
 from hf_vanilla_transformer.corpus import read_pairs
 from hf_vanilla_transformer.errors import UserError
-from hf_vanilla_transformer.reporting import TestSet, read_hypotheses, read_test_sets
+from hf_vanilla_transformer.evaluation import p1_tokens
+from hf_vanilla_transformer.reporting import TestSet, form_of_hypotheses, read_hypotheses, read_test_sets
 from results_table import SETS
 
 FAR = 20  # points of chrF between two translations of a sentence that a reader would call different in quality
@@ -37,6 +38,8 @@ def sentences(test_sets: Sequence[TestSet], results: Path) -> list[Sentence]:
     found = []
     for test_set in test_sets:
         hypotheses = read_hypotheses(results, test_set, "de")
+        if form_of_hypotheses(results, test_set) == "raw":
+            hypotheses = p1_tokens(hypotheses, "de")
         rows = zip(test_set.sources, test_set.references, hypotheses, strict=True)
         found += [Sentence(f"{test_set.name}:{line}", *row) for line, row in enumerate(rows, start=1)]
     return found

@@ -8,7 +8,12 @@ import sys
 import pytest
 import torch
 
-from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration, reporting
+from hf_vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+    reporting,
+    translation,
+)
 from hf_vanilla_transformer.card import NOT_CERTIFIED
 from hf_vanilla_transformer.cli import main
 from hf_vanilla_transformer.tokenization_vanilla_transformer import joint_tokenizer, learn_backend
@@ -439,7 +444,36 @@ def test_a_damaged_record_is_named(folder, tmp_path, capsys):
     assert "run.json: is not valid JSON" in line
 
 
-def test_an_output_folder_that_is_a_file(tmp_path, capsys):
+def test_an_output_folder_that_is_a_file(folder, tmp_path, capsys):
     text = write(tmp_path / "a.txt", TEXT[:1])
     flags = ["--train_file", text, text, "--source_lang", "en", "--target_lang", "de", "--output_dir", text]
-    assert f"{text} is a file: choose another --output_dir" in complaint(capsys, ["train", *flags])
+    message = f"{text} is a file: name another folder"
+    assert message in complaint(capsys, ["train", *flags])
+    below = f"{text}/below"
+    assert message in complaint(capsys, ["train", *flags[:-1], below])
+    assert message in complaint(capsys, ["demo", "--output_dir", below])
+    assert message in complaint(capsys, ["evaluate", str(folder), "--test_file", text, text, "--results", below])
+    for format, output in (("marian", below), ("torch", f"{below}.pt"), ("ctranslate2", below)):
+        assert message in complaint(capsys, ["export", str(folder), "--format", format, "--output", output])
+
+
+SEARCH = ["--num_beams", "3", "--length_penalty", "0.6", "--length_penalty_type", "wu", "--max_tokens_per_batch", "99"]
+WANTED = {"num_beams": 3, "length_penalty": 0.6, "length_penalty_type": "wu", "max_tokens_per_batch": 99}
+
+
+def test_options_of_evaluate_reach_the_test_sets_and_the_search(folder, monkeypatch):
+    read, searched, one = {}, {}, reporting.TestSet("a", TEXT, TEXT)
+    monkeypatch.setattr(reporting, "read_test_sets", lambda **options: read.update(options) or [one])
+    monkeypatch.setattr(reporting, "evaluate_model", lambda *_, **options: searched.update(options) or {"sets": {}})
+    data = ["--dataset_name", "x", "--dataset_config_name", "tok", "--test_splits", "one", "two", "--streaming"]
+    assert main(["evaluate", str(folder), *data, *SEARCH]) == 0
+    asked = {"dataset": "x", "config_name": "tok", "splits": ["one", "two"], "streaming": True}
+    assert read.items() >= asked.items()
+    assert searched.items() >= WANTED.items()
+
+
+def test_options_of_translate_reach_the_search(folder, monkeypatch):
+    asked = {}
+    monkeypatch.setattr(translation, "translate", lambda *_, **options: asked.update(options) or ["x"])
+    assert main(["translate", str(folder), "a", *SEARCH]) == 0
+    assert asked.items() >= WANTED.items()

@@ -214,8 +214,9 @@ def by_hand(method, model, batch=BATCH, alpha=ALPHA):
     twin = copy.deepcopy(model).eval()
     decoder_input_ids = twin.prepare_decoder_input_ids_from_labels(batch["labels"])
     given = {"attention_mask": batch["attention_mask"], "labels": None}
+    special = torch.tensor([PAD, BOS, EOS, twin.config.decoder_start_token_id])
     embeds = [
-        half.embed_tokens(ids).masked_fill(~torch.isin(ids, torch.tensor([PAD, BOS, EOS]))[..., None], 0.0)
+        half.embed_tokens(ids).masked_fill(~torch.isin(ids, special)[..., None], 0.0)
         for half, ids in ((twin.model.encoder, batch["input_ids"]), (twin.model.decoder, decoder_input_ids))
     ]
     clean = twin(batch["input_ids"], decoder_input_ids=decoder_input_ids, **given).logits
@@ -237,6 +238,7 @@ FORMS = {
     "joint vocabulary": {},
     "two vocabularies": SEPARATE,
     "untied, with a bias": {**SEPARATE, "tie_word_embeddings": False, "lm_head_bias": True},
+    "a start of its own": {"decoder_start_token_id": 0},
     "pre-norm, learned positions": {"norm_position": "pre", "position_embedding_type": "learned"},
 }
 
@@ -351,7 +353,7 @@ def embedded(model, wanted, batch):
     return sides
 
 
-@pytest.mark.parametrize("form", ["joint vocabulary", "two vocabularies"])
+@pytest.mark.parametrize("form", ["joint vocabulary", "two vocabularies", "a start of its own"])
 def test_the_right_share_of_real_tokens_is_cut_to_their_positions(form):
     torch.manual_seed(0)
     model = training_model(**FORMS[form])
@@ -365,7 +367,7 @@ def test_the_right_share_of_real_tokens_is_cut_to_their_positions(form):
         is_cut = (embeds == positions.expand_as(embeds)).all(-1)
         kept = ~is_cut & ids.ne(PAD)
         torch.testing.assert_close(embeds[kept], whole[kept], msg="a token is cut wholly or not at all")
-        real = ~torch.isin(ids, torch.tensor([PAD, BOS, EOS]))
+        real = ~torch.isin(ids, torch.tensor([PAD, BOS, EOS, model.config.decoder_start_token_id]))
         assert not is_cut[~real].any()
         assert is_cut[real].float().mean().item() == pytest.approx(0.2, abs=0.02)
         by_place = is_cut.float().sum(0)[1:19] / real.float().sum(0)[1:19]

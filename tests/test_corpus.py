@@ -410,6 +410,14 @@ def cleaned(pairs, rules=None, held_out=None):
     return list(clean_pairs(pairs, rules or CleaningRules(), report, held_out)), report
 
 
+@pytest.mark.parametrize("letter", ["ก", "ກ", "ཀ", "က", "ក", "あ", "㐀", "我", "\uf900", "\U00020000"])
+def test_scripts_without_spaces_are_counted_in_characters(letter):
+    """Forty letters beside twenty words: by words the ratio would be 22 to 3."""
+    pair = Pair(letter * 40, "word " * 19 + "word", 1)
+    assert cleaned([pair])[1].kept == 1
+    assert cleaned([pair._replace(source="x" * 40)])[1].dropped["length ratio"] == 1
+
+
 def test_every_reason_is_found_and_the_rest_passes_in_order():
     good, late = Pair("A dog runs.", "Ein Hund läuft.", 1), Pair("A cat.", "Eine Katze.", 9)
     held_out = HeldOut.of([Pair("Held out.", "Zurückgehalten.", 1)])

@@ -120,3 +120,16 @@ def test_only_our_models_make_an_ensemble(folders, tmp_path):
     tokenizer.save_pretrained(name)
     with pytest.raises(UserError, match="is a model of type marian: only ours make an ensemble"):
         load_ensemble([folders[0], str(name)], device="cpu")
+
+
+@pytest.mark.parametrize("name", ["encoder_vocab_size", "pad_token_id", "eos_token_id", "decoder_start_token_id"])
+def test_members_share_special_tokens_and_source_vocabularies(name):
+    other = random_model()
+    setattr(other.config, name, 9)
+    with pytest.raises(UserError, match=rf"share their vocabulary: {name} is \w+ and 9"):
+        Ensemble([random_model(), other])
+
+
+def test_it_reads_as_far_as_all_of_its_members():
+    members = [random_model(max_position_embeddings=length) for length in (30, 20)]
+    assert Ensemble(members).config.max_position_embeddings == 20

@@ -18,17 +18,13 @@ from hf_vanilla_transformer import (
     VanillaTransformerModel,
 )
 from hf_vanilla_transformer.modeling_vanilla_transformer import shift_right
-from tiny_models import BOS, EOS, PAD, SEPARATE, SOURCE, TARGET, V, random_model
+from tiny_models import BOS, EOS, PAD, SEPARATE, SOURCE, TARGET, V, embedding_tables, random_model
 
 TYING = {
     "three-way": {},
     "two-way": {"share_encoder_decoder_embeddings": False},
     "none": {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False},
 }
-
-
-def embedding_tables(model):
-    return (model.model.encoder.embed_tokens.weight, model.model.decoder.embed_tokens.weight, model.lm_head.weight)
 
 
 def sharing(model):

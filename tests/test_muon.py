@@ -177,12 +177,15 @@ def test_a_saved_optimizer_goes_on():
 def test_training_uses_it(tmp_path):
     """The checkpoint has a momentum for each matrix of the layers and AdamW's two moments for the rest."""
     options = {**corpus(tmp_path), "muon": True, "max_steps": 3, "save_steps": 3, "weight_decay": 0.1}
+    options |= {"learning_rate": 0.01, "adam_beta1": 0.8, "adam_epsilon": 1e-7}
     output = train(parse_arguments(flags(tmp_path / "out", **options, save_strategy="steps")), exact_matches)
     saved = torch.load(output / "checkpoint-3" / "optimizer.pt", weights_only=True)
     kinds = [set(state) for state in saved["state"].values()]
     assert kinds.count({"momentum_buffer"}) == len(saved["param_groups"][0]["params"]) == 32
     assert kinds.count({"step", "exp_avg", "exp_avg_sq"}) == len(kinds) - 32
     assert [group["weight_decay"] for group in saved["param_groups"]] == [0.1, 0.1, 0.0]
+    assert {group["initial_lr"] for group in saved["param_groups"]} == {0.01}
+    assert {(*group["betas"], group["eps"]) for group in saved["param_groups"][1:]} == {(0.8, 0.98, 1e-7)}
 
 
 def test_another_optimizer_is_refused(tmp_path):

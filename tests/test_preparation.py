@@ -368,3 +368,34 @@ def test_a_line_that_is_missing_at_the_end_of_a_long_file_is_one_line(tmp_path):
     lines = Path(target).read_text(encoding="utf-8").splitlines(keepends=True)
     Path(target).write_text("".join(lines[:-1]), encoding="utf-8")
     fails(r"has 1200 lines but .* has 1199", tmp_path, train_file=[source, target])
+
+
+def test_options_of_reading_reach_the_reader(tmp_path, monkeypatch):
+    asked, read = set(), preparation.read_pairs
+
+    def spy(**options):
+        asked.add((options["config_name"], options["streaming"]))
+        return read(**{**options, "config_name": None, "streaming": False})
+
+    monkeypatch.setattr(preparation, "read_pairs", spy)
+    split = Dataset.from_dict({"en": TEXT, "xx": [translate(line) for line in TEXT]})
+    DatasetDict(train=split, validation=split.select([0]), test=split.select([1])).save_to_disk(tmp_path / "data")
+    options = {"dataset_config_name": "tok", "streaming": True, "test_splits": ["test"]}
+    prepare(tmp_path, dataset_name=tmp_path / "data", **options)
+    assert asked == {("tok", True)}
+
+
+def test_the_length_ratio_is_that_of_the_options(tmp_path):
+    train = pairs_file(tmp_path, [*TEXT, "no " * 7], [*map(translate, TEXT), "on"])
+    for ratio, dropped in ((6, 0), (2, 1)):
+        report = prepare(tmp_path / str(ratio), train_file=train, max_length_ratio=ratio).report
+        assert report["dropped"]["length ratio"] == dropped
+
+
+def test_too_long_pairs_of_several_directions_are_counted_without_their_mark(tmp_path):
+    rows = Dataset.from_dict({"en": TEXT, "xx": [translate(line) for line in TEXT]})
+    DatasetDict(train=rows).save_to_disk(tmp_path / "data")
+    options = {"directions": ["en-xx", "xx-en"], "validation_split": "", "tokenizer_type": "word-level"}
+    prepared = prepare(tmp_path, dataset_name=tmp_path / "data", **options, vocab_size=100, max_source_length=6)
+    assert 0 < prepared.report["dropped"]["too long"] < 60
+    assert prepared.report["words"]["source"] == sum(len(text.split()) - 1 for text in prepared.train["source"])

@@ -200,10 +200,6 @@ def run_python(code, tmp_path, hub, **environment):
     return process.stdout
 
 
-def snippets(card):
-    return re.findall(r"```python\n(.*?)```", card, flags=re.DOTALL)
-
-
 @pytest.fixture(scope="module")
 def exported(either_folder, tmp_path_factory):
     return export_folder(either_folder, tmp_path_factory.mktemp("exported"), repo_id=REPO)

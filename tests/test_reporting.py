@@ -7,7 +7,7 @@ import pytest
 
 from hf_vanilla_transformer import reporting
 from hf_vanilla_transformer.errors import UserError
-from hf_vanilla_transformer.evaluation import p1_bleu, score
+from hf_vanilla_transformer.evaluation import p1_bleu, paired_bootstrap, score
 from hf_vanilla_transformer.int8 import quantize_linear_layers
 from hf_vanilla_transformer.reporting import (
     TestSet,
@@ -89,9 +89,10 @@ def test_the_record_says_how_was_searched(tmp_path, monkeypatch, tiny_model):
     assert asked[-1]["max_tokens_per_batch"] == 99
     wu = {**average, "length_penalty": 0.6, "length_penalty_type": "wu"}
     assert search(num_beams=4, length_penalty=0.6, length_penalty_type="wu") == wu
-    assert asked[-1]["length_penalty_type"] == "wu"
+    assert [asked[-1][name] for name in ("num_beams", "length_penalty", "length_penalty_type")] == [4, 0.6, "wu"]
     tiny_model.generation_config.update(num_beams=4, length_penalty=0.6, length_penalty_type="wu")
     assert search() == wu
+    assert [asked[-1][name] for name in ("num_beams", "length_penalty")] == [4, 0.6]
     assert search(num_beams=1) == {"num_beams": 1, "dtype": "float32"}
     quantize_linear_layers(tiny_model)
     assert search(num_beams=1) == {"num_beams": 1, "dtype": "int8"}
@@ -146,14 +147,20 @@ def test_a_damaged_record_is_named(tmp_path):
 
 
 def test_compare_pools_test_sets_and_uses_the_same_sentences(tmp_path):
-    sets = [TestSet(name, RAW, RAW) for name in ("a", "b")]
-    for system, lines in (("good", RAW), ("bad", ["Ein Mann."] * 4)):
+    """But not the validation set."""
+    sets = [TestSet("a", RAW, RAW), TestSet("b", RAW[:2], RAW[:2]), TestSet("validation", RAW[1:], RAW[1:])]
+    bad = {"a": ["Ein Mann.", *RAW[1:]], "b": ["Ein Mann.", RAW[1]], "validation": ["Nein."] * 3}
+    for system, hypotheses in (("good", {one.name: one.references for one in sets}), ("bad", bad)):
         (tmp_path / system).mkdir()
-        for name in ("a", "b"):
+        for name, lines in hypotheses.items():
             (tmp_path / system / f"{name}.hyp.de").write_text("\n".join(lines) + "\n", encoding="utf-8")
     verdicts = compare(tmp_path / "bad", tmp_path / "good", sets, "de", samples=50)
-    assert list(verdicts) == ["a", "b", "all of them"]
-    assert all(verdict.difference > 50 for verdict in verdicts.values())
+    expected = {one.name: paired_bootstrap(bad[one.name], one.references, one.references, samples=50) for one in sets}
+    references = [*RAW, *RAW[:2]]
+    expected["all of them"] = paired_bootstrap([*bad["a"], *bad["b"]], references, references, samples=50)
+    assert verdicts == expected
+    assert verdicts["all of them"].difference > 0
+    assert "all of them" not in compare(tmp_path / "bad", tmp_path / "good", sets[1:], "de", samples=50)
 
 
 def test_hypotheses_that_are_missing_or_of_another_test_set(tmp_path):

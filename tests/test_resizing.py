@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerModel
-from tiny_models import SEPARATE, SOURCE, TARGET, V, random_model
+from tiny_models import SEPARATE, SOURCE, TARGET, V, embedding_tables, random_model
 
 TYING = {
     "three-way": {},
@@ -16,12 +16,8 @@ KEPT = V - 4  # tokens that every size below has
 source_ids, target_ids = SOURCE.clamp(max=KEPT - 1), TARGET
 
 
-def tables(model):
-    return (model.model.encoder.embed_tokens.weight, model.model.decoder.embed_tokens.weight, model.lm_head.weight)
-
-
 def sharing(model):
-    return [x is y for x, y in zip(tables(model), tables(model)[1:], strict=False)]
+    return [x is y for x, y in zip(embedding_tables(model), embedding_tables(model)[1:], strict=False)]
 
 
 @torch.no_grad()
@@ -32,7 +28,7 @@ def logits_of(model):
 def check_consistent(model, source_size, target_size):
     """Every tensor, module and field agrees on the sizes."""
     joint = model.config.encoder_vocab_size is None
-    assert [len(table) for table in tables(model)] == [source_size, target_size, target_size]
+    assert [len(table) for table in embedding_tables(model)] == [source_size, target_size, target_size]
     assert model.model.encoder.embed_tokens.num_embeddings == source_size
     assert model.model.decoder.embed_tokens.num_embeddings == model.lm_head.out_features == target_size
     assert model.config.vocab_size == target_size
@@ -113,9 +109,9 @@ def test_padded_to_a_multiple():
 def test_no_size_changes_nothing():
     for overrides in ({}, SEPARATE):
         model = random_model(**overrides)
-        before = [table.clone() for table in tables(model)]
+        before = [table.clone() for table in embedding_tables(model)]
         assert model.resize_token_embeddings() is model.get_input_embeddings()
-        assert all(torch.equal(x, y) for x, y in zip(tables(model), before, strict=True))
+        assert all(torch.equal(x, y) for x, y in zip(embedding_tables(model), before, strict=True))
     assert model.resize_decoder_token_embeddings() is model.model.decoder.embed_tokens
     check_consistent(model, 31, V)
 
@@ -125,14 +121,14 @@ def test_new_rows(tied):
     """Around the mean of the old ones, or as at the start; a new token's bias is the average."""
     options = {"tie_word_embeddings": tied, "share_encoder_decoder_embeddings": tied, "lm_head_bias": True}
     model = random_model(**options)
-    mean, bias = tables(model)[2].mean(0), model.lm_head.bias.mean()
+    mean, bias = embedding_tables(model)[2].mean(0), model.lm_head.bias.mean()
     model.resize_token_embeddings(V + 500)
-    for table in tables(model)[2:]:
+    for table in embedding_tables(model)[2:]:
         torch.testing.assert_close(table[V:].mean(0), mean, atol=0.1, rtol=0)
     torch.testing.assert_close(model.lm_head.bias[V:], bias.expand(500))
     model = random_model(**options)
     model.resize_token_embeddings(V + 500, mean_resizing=False)
-    assert tables(model)[0][V:].std().item() == pytest.approx(32**-0.5, rel=0.05)
+    assert embedding_tables(model)[0][V:].std().item() == pytest.approx(32**-0.5, rel=0.05)
 
 
 def test_what_was_frozen_stays_frozen():

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from hf_vanilla_transformer import workers as module
 from hf_vanilla_transformer.cli import main
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.int8 import quantize_linear_layers
@@ -75,3 +76,12 @@ def test_workers_of_the_command(model, tokenizer, tmp_path, capsys):
     assert outputs[0] == outputs[1]
     assert main(["translate", str(tmp_path), "a", "--workers", "0"]) == 2
     assert "--workers 0 is below 1" in capsys.readouterr().err
+
+
+def test_workers_share_the_threads(model, tokenizer, monkeypatch):
+    seen = []
+    monkeypatch.setattr(module, "ProcessPoolExecutor", lambda *args: seen.append(args[-1][1]))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    for processes in (2, 3, 20):
+        Workers(model, tokenizer, processes)
+    assert seen == [4, 2, 1]

@@ -57,3 +57,8 @@ def trained(model, folder, **arguments):
 
 def losses(trainer):
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def embedding_tables(model):
+    """Of the source, of the target, and the output projection."""
+    return (model.model.encoder.embed_tokens.weight, model.model.decoder.embed_tokens.weight, model.lm_head.weight)

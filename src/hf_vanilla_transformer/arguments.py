@@ -230,7 +230,7 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
     parser = HfArgumentParser(CLASSES, prog="vanilla-transformer train", allow_abbrev=False)
     try:
         *arguments, unknown = parser.parse_args_into_dataclasses(argv, return_remaining_strings=True)
-    except ValueError as error:  # transformers checks flags against each other
+    except (ValueError, ImportError) as error:  # transformers checks flags against each other and what is installed
         raise UserError(" ".join(str(error).split())) from error
     if unknown:
         known = [option.name for group in CLASSES for option in fields(group)]
@@ -258,8 +258,14 @@ def _check(model: ModelArguments, data: DataArguments, tokenizer: TokenizerArgum
         (data, "max_eval_samples", 1),
         (tokenizer, "vocab_size", 1),
         (training, "max_tokens_per_batch", 1),
+        (training, "gradient_accumulation_steps", 1),
+        (training, "generation_max_length", 2),
         (training, "eval_num_beams", 1),
         (training, "generation_num_beams", 1),
+        (training, "learning_rate", 0),
+        (training, "weight_decay", 0),
+        (training, "seed", 0),
+        (training, "dataloader_num_workers", 0),
         (training, "average_checkpoints", 0),
         (training, "early_stopping_patience", 0),
     ):

@@ -8,7 +8,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from .errors import UserError
+from .errors import UserError, require_folder_path
 from .provenance import RUN_RECORD
 
 
@@ -69,8 +69,7 @@ def checkpoint_to_resume(output: Path, wanted: str | None, world_size: int) -> P
     Raises:
         UserError: it is not a complete checkpoint, or there is none; or a fresh run would overwrite another.
     """
-    if output.exists() and not output.is_dir():
-        raise UserError(f"{output} is a file: choose another --output_dir")
+    require_folder_path(output)
     if wanted is None or str(wanted).lower() == "false":
         runs = [path.name for path in output.glob("*") if path.name in (RUN_RECORD, "model.safetensors")]
         runs += [path.name for path in output.glob("checkpoint-*")]

@@ -39,6 +39,15 @@ def _train(argv: Sequence[str]) -> None:
         print(f"the model is in {folder}")
 
 
+def _at_least(lowest: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if int(text) < lowest:
+            raise argparse.ArgumentTypeError(f"{text} is below {lowest}")
+        return int(text)
+
+    return number
+
+
 def _model_parser(command: str, description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"vanilla-transformer {command}",
@@ -48,7 +57,9 @@ def _model_parser(command: str, description: str) -> argparse.ArgumentParser:
     parser.add_argument("model", help="a folder with a trained model, or user/name on the Hub")
     parser.add_argument("--device", help="such as cuda or cpu; by default a GPU where there is one")
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help="auto: as saved; int8: on a CPU")
-    parser.add_argument("--max_tokens_per_batch", type=int, default=16384, help="tokens times beams of one batch")
+    parser.add_argument(
+        "--max_tokens_per_batch", type=_at_least(1), default=16384, help="tokens times beams of one batch"
+    )
     parser.add_argument("--trust_remote_code", action="store_true", help="run the code that lies beside the weights")
     return parser
 
@@ -131,7 +142,9 @@ def _translate(argv: Sequence[str]) -> None:
         "many samples",
     )
     parser.add_argument("--temperature", type=float, help="of the probabilities that --top_k draws from; by default 1")
-    parser.add_argument("--seed", type=int, default=42, help="of the samples; ctranslate2 repeats them with one worker")
+    parser.add_argument(
+        "--seed", type=_at_least(0), default=42, help="of the samples; ctranslate2 repeats them with one worker"
+    )
     options = parser.parse_intermixed_args(argv)
     if len(options.sentences) == 1 and os.path.isfile(options.sentences[0]):  # a sentence may be too long for a Path
         raise UserError(f"{options.sentences[0]} is a file: translate it with --input {options.sentences[0]}")

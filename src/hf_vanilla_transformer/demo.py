@@ -9,6 +9,7 @@ from transformers import AutoModelForSeq2SeqLM
 
 from .arguments import parse_arguments
 from .embedded_corpus import REORDERED_EXAMPLE, EmbeddedCorpus, make_corpus, write_corpus
+from .errors import require_folder_path
 from .evaluation import score
 from .inspection import (
     ABLATIONS,
@@ -48,6 +49,7 @@ def run_demo(folder: Path, train_pairs: int = 20000, settings: list[str] = SETTI
         BLEU on the held-out test sentences: of the "model", and with each of `inspection.ABLATIONS` switched off.
     """
     started = time.time()
+    require_folder_path(folder)
     for name in ("corpus", "training", "model", "pictures"):
         shutil.rmtree(folder / name, ignore_errors=True)
 

@@ -1,4 +1,6 @@
-"""The one exception for mistakes of the person at the keyboard."""
+"""The one exception for mistakes of the person at the keyboard, and the one about folders."""
+
+from pathlib import Path
 
 
 class UserError(ValueError):
@@ -7,3 +9,10 @@ class UserError(ValueError):
     The command line prints the message and exits with 2; anything else that escapes is a bug and keeps its
     traceback.
     """
+
+
+def require_folder_path(path: Path) -> None:
+    """Raises UserError if what is or shall be a folder, or one above it, is a file."""
+    for part in (path, *path.parents):
+        if part.is_file():
+            raise UserError(f"{part} is a file: name another folder")

@@ -10,12 +10,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .corpus import read_pairs
 from .ensemble import Ensemble
-from .errors import UserError
+from .errors import UserError, require_folder_path
 from .evaluation import PairedBootstrap, p1_bleu, p1_tokens, paired_bootstrap, score
 from .int8 import computing_type
 from .provenance import EVALUATION_RECORD, RUN_RECORD, provenance, read_record, write_record
 from .translation import translate
 
+VALIDATION = "validation"  # the split's name in Multi30k and most data sets of the Hub
 FORMS = {"raw": "raw detokenised", "tok": "lower-cased tokenised"}  # how records name them
 
 
@@ -125,6 +126,7 @@ def evaluate_model(
         the scores of these test sets, as in `evaluation.json`.
     """
     target = results or folder
+    require_folder_path(target)
     target.mkdir(parents=True, exist_ok=True)
     generation = model.generation_config
     beams = num_beams or generation.num_beams or 1
@@ -215,7 +217,7 @@ def _entry(folder: Path, test_set: TestSet) -> dict[str, Any]:
     return {}
 
 
-def _form_of_hypotheses(folder: Path, test_set: TestSet) -> str:
+def form_of_hypotheses(folder: Path, test_set: TestSet) -> str:
     """As the record beside them says: a system may have read other text than `test_set` is of. Else as the test set."""
     said = _entry(folder, test_set).get("text")
     return next((form for form, text in FORMS.items() if text == said), test_set.form)
@@ -225,6 +227,8 @@ def compare(
     folder_a: Path, folder_b: Path, test_sets: Sequence[TestSet], target_lang: str, samples: int = 1000
 ) -> dict[str, PairedBootstrap]:
     """Is B better than A? Paired bootstrap on each test set, and on all of them pooled where there are several.
+
+    A set of the name "validation" is not pooled: choices were made on it.
 
     Args:
         folder_a, folder_b: with the hypotheses of the two systems.
@@ -241,7 +245,7 @@ def compare(
     verdicts = {}
     for test_set in test_sets:
         lines = [read_hypotheses(folder, test_set, target_lang) for folder in folders]
-        forms = [_form_of_hypotheses(folder, test_set) for folder in folders]
+        forms = [form_of_hypotheses(folder, test_set) for folder in folders]
         references = test_set.references
         if metric == "p1":
             references = test_set.p1_references
@@ -249,9 +253,10 @@ def compare(
         elif forms != ["raw", "raw"]:
             raise UserError(f"{test_set.name}: {FORMS['tok']} translations have no BLEU to compare")
         verdicts[test_set.name] = paired_bootstrap(*lines, references, metric=metric, samples=samples)
-        for pool, part in zip(pooled, (*lines, references), strict=True):
-            pool.extend(part)
-    if len(test_sets) > 1:
+        if test_set.name != VALIDATION:
+            for pool, part in zip(pooled, (*lines, references), strict=True):
+                pool.extend(part)
+    if sum(test_set.name != VALIDATION for test_set in test_sets) > 1:
         verdicts["all of them"] = paired_bootstrap(*pooled, metric=metric, samples=samples)
     return verdicts
 

@@ -65,6 +65,15 @@ def paper_learning_rate(d_model: int, warmup_steps: float) -> float:
     return (d_model * warmup_steps) ** -0.5
 
 
+@contextmanager
+def _in_one_line() -> Iterator[None]:
+    """What transformers and PyTorch refuse of the options is a mistake of the user."""
+    try:
+        yield
+    except (ValueError, ImportError, RuntimeError) as error:
+        raise UserError(" ".join(str(error).split())) from error
+
+
 class VanillaTransformerTrainer(Seq2SeqTrainer):
     """`Seq2SeqTrainer` with batches by token budget, an optional moving average, and evaluations that leave no trace.
 
@@ -114,6 +123,7 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
             pin_memory=args.dataloader_pin_memory,
         )
 
+    @_in_one_line()
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         if self.args.muon and self.optimizer is None:
             decayed = set(self.get_decay_parameter_names(self.model))
@@ -275,18 +285,19 @@ def train(arguments: Arguments, score: Scorer | None = None) -> Path:
     _require_positions(corpus.validation, model.config)
     _settle_arguments(args, corpus, model.config, scored=score is not None)
     source_lengths, target_lengths = token_lengths(corpus.train)
-    trainer = VanillaTransformerTrainer(
-        model=model,
-        args=args,
-        data_collator=PairCollator(model.config.pad_token_id),
-        train_dataset=_training_pairs(corpus, tokenizer_options.subword_dropout, args.seed),
-        eval_dataset=corpus.validation,
-        processing_class=corpus.tokenizer,
-        compute_metrics=_text_metrics(corpus, args, score),
-        callbacks=[EarlyStoppingCallback(args.early_stopping_patience)] if args.early_stopping_patience else [],
-        train_lengths=np.maximum(source_lengths, target_lengths),
-        eval_max_length=_eval_max_length(corpus, model.generation_config.max_length),
-    )
+    with _in_one_line():
+        trainer = VanillaTransformerTrainer(
+            model=model,
+            args=args,
+            data_collator=PairCollator(model.config.pad_token_id),
+            train_dataset=_training_pairs(corpus, tokenizer_options.subword_dropout, args.seed),
+            eval_dataset=corpus.validation,
+            processing_class=corpus.tokenizer,
+            compute_metrics=_text_metrics(corpus, args, score),
+            callbacks=[EarlyStoppingCallback(args.early_stopping_patience)] if args.early_stopping_patience else [],
+            train_lengths=np.maximum(source_lengths, target_lengths),
+            eval_max_length=_eval_max_length(corpus, model.generation_config.max_length),
+        )
     _announce(trainer, model, checkpoint)
     if checkpoint and _is_the_end(checkpoint, args):
         args.max_steps, args.num_train_epochs = -1, 0  # the Trainer would go on

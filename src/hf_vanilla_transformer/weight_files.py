@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from .errors import UserError
+from .errors import UserError, require_folder_path
 from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 
 # In a folder, the first of these that is there; else its only file with one of SUFFIXES.
@@ -99,7 +99,7 @@ def load_own_model(name_or_path: str | Path, **options: Any) -> VanillaTransform
     """
     try:
         model, report = VanillaTransformerForConditionalGeneration.from_pretrained(
-            name_or_path, output_loading_info=True, ignore_mismatched_sizes=True, **options
+            name_or_path, output_loading_info=True, ignore_mismatched_sizes=True, use_safetensors=True, **options
         )
     except (SafetensorError, OSError) as error:
         raise UserError(f"{name_or_path}: the weights cannot be read ({str(error).splitlines()[0]})") from error
@@ -111,8 +111,9 @@ def load_own_model(name_or_path: str | Path, **options: Any) -> VanillaTransform
 
 
 def new_folder(output: str | Path) -> Path:
-    """The path. Raises UserError if it is there already and not an empty folder."""
+    """The path. Raises UserError if it is there already and not an empty folder, or below a file."""
     output = Path(output)
+    require_folder_path(output.parent)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise UserError(f"{output}: is not an empty folder: name a new one")
     return output
@@ -135,6 +136,7 @@ def write_weights(tensors: Mapping[str, Tensor], path: str | Path, beside: Mappi
         raise UserError(f"{path}: the name of this export has to end in {' or '.join(suffixes)}")
     if path.exists():
         raise UserError(f"{path}: is there already: name a new file")
+    require_folder_path(path.parent)
     path.parent.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
     if beside is not None:
