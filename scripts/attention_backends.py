@@ -9,8 +9,8 @@ A small model learns to copy a few sentences of different lengths. Then, with th
 |---|---|
 | log-probabilities | those of every token in training mode |
 | gradients | those of all parameters, relative to the largest of them |
-| greedy | the logits of each step; "other words" if the sentences are not the same |
-| beam | the scores of all four beams of each sentence; "other words" as above |
+| greedy | the logits of each step of transformers' search; "other words" if the sentences are not the same |
+| beam | the scores of all four beams of each sentence; "other words" if the best of them are not the same |
 | empty source | log-probabilities of a sentence whose source is padding only; its attention is zero everywhere |
 """
 
@@ -102,14 +102,10 @@ def greedy(model: VanillaTransformerForConditionalGeneration, side: str) -> tupl
 
 
 def beam(model: VanillaTransformerForConditionalGeneration, side: str) -> tuple[list, Tensor]:
-    output = model.eval().generate(
-        sentences(side)[0],
-        max_length=LENGTH + 1,
-        num_beams=4,
-        num_return_sequences=4,
-        return_dict_in_generate=True,
-        output_scores=True,
-    )
+    search = {"max_length": LENGTH + 1, "num_beams": 4, "num_return_sequences": 4, "return_dict_in_generate": True}
+    output = model.eval().generate(sentences(side)[0], **search)
+    if output.sequences_scores is None:  # transformers searched, which tells them only with those of every step
+        output = model.generate(sentences(side)[0], **search, output_scores=True)
     return output.sequences[::4].tolist(), output.sequences_scores
 
 
