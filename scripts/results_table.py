@@ -8,9 +8,11 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import mean, median, stdev
+
+from hf_vanilla_transformer.reporting import VALIDATION
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "scripts" / "results"
@@ -23,12 +25,15 @@ def records(recipe: Path) -> list[dict]:
     return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(recipe.glob("seed*/run.json"))]
 
 
-def cell(runs: list[dict], metric: str) -> str:
-    """ "35.1 / 29.0 / 25.2": the mean over seeds for each test set, in the order of `SETS`.
+def cell(runs: list[dict], metric: str, sets: Sequence[str] = SETS) -> str:
+    """ "35.1 / 29.0 / 25.2": the mean over seeds for each of the sets, in their order.
 
-    With the standard deviation where there are several seeds; nothing for a metric that tokenised text does not have.
+    With the standard deviation where there are several seeds; nothing for a set that was not translated, and for a
+    metric that tokenised text does not have.
     """
-    scores = [[run["evaluation"]["sets"][name]["scores"] for run in runs] for name in SETS]
+    if any(name not in run["evaluation"]["sets"] for run in runs for name in sets):
+        return ""
+    scores = [[run["evaluation"]["sets"][name]["scores"] for run in runs] for name in sets]
     if metric not in scores[0][0]:
         return ""
     values = [[found[metric]["score"] for found in seeds] for seeds in scores]
@@ -36,30 +41,33 @@ def cell(runs: list[dict], metric: str) -> str:
     return " / ".join(f"{mean(seeds):.1f}{spread}" for seeds, spread in zip(values, spreads, strict=True))
 
 
+def scores(runs: list[dict]) -> str:
+    """The cells of a row."""
+    tests = [cell(runs, metric) for metric in ("p1", "bleu", "chrf")]
+    return " | ".join([cell(runs, "p1", [VALIDATION]), *tests])
+
+
 def results() -> str:
     """One row for each recipe with Multi30k results, and one below for what was evaluated as its ensemble."""
     lines = [
-        "| recipe | parameters | seeds | epochs | P1 | BLEU | chrF2 | training |",
-        "|---|---|---|---|---|---|---|---|",
+        "| recipe | parameters | seeds | epochs | P1, validation | P1 | BLEU | chrF2 | training |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for recipe in sorted(RESULTS.iterdir()):
         runs = [run for run in records(recipe) if set(SETS) <= set(run["evaluation"]["sets"])]
         if not runs:
             continue
         training = [run["training"] for run in runs]
+        minutes = mean(one["seconds"] for one in training) / 60
         lines.append(
             f"| [{recipe.name}](scripts/results/{recipe.name}) | {runs[0]['parameters'] / 1e6:.2f}M | {len(runs)} "
-            f"| {training[0]['epochs']:.0f} | {cell(runs, 'p1')} | {cell(runs, 'bleu')} | {cell(runs, 'chrf')} "
-            f"| {mean(run['seconds'] for run in training) / 60:.0f} min |"
+            f"| {training[0]['epochs']:.0f} | {scores(runs)} | {minutes:.0f} min |"
         )
         ensemble = recipe / "ensemble" / "run.json"
         if ensemble.is_file():
             run = json.loads(ensemble.read_text(encoding="utf-8"))
-            members = run["evaluation"]["generation"]["models"]
-            lines.append(
-                f"| [{recipe.name}/ensemble](scripts/results/{recipe.name}/ensemble) of {members} models | | | "
-                f"| {cell([run], 'p1')} | {cell([run], 'bleu')} | {cell([run], 'chrf')} | |"
-            )
+            name = f"[{recipe.name}/ensemble](scripts/results/{recipe.name}/ensemble)"
+            lines.append(f"| {name} of {run['evaluation']['generation']['models']} models | | | | {scores([run])} | |")
     return "\n".join(lines)
 
 
@@ -278,18 +286,23 @@ def differences(one: list[float], other: list[float]) -> list[float]:
 
 
 def loss_curves(sections: dict[str, dict]) -> str:
-    """One row for each run of scripts/loss_curves.py: how far its training losses are from those of the plain runs."""
-    plain = [name for name in sections if name.startswith("plain")]
-    heads = [f"from {name}: largest | mean" for name in plain]
-    lines = [f"| run | {' | '.join(heads)} | without dropout: largest | validation loss |"]
-    lines.append("|---|" + "---|" * (2 * len(plain) + 2))
-    for name, run in sections.items():
-        cells = [name]
-        for other in plain:
-            apart = differences(run["curve"], sections[other]["curve"])
-            cells += ["", ""] if other == name else [f"{max(apart):.3f}", f"{mean(apart):.3f}"]
-        still = max(differences(run["without_dropout"], sections[plain[0]]["without_dropout"]))
-        cells += ["" if name == plain[0] else f"{still:.0e}", f"{run['validation_loss']:.3f}"]
+    """One row for each way of scripts/loss_curves.py, and how far its curves are from those of the plain runs.
+
+    The distance of two curves is the mean of their differences. Each run is held against all other plain ones.
+    """
+    ways: dict[str, list[str]] = {}
+    for name in sections:
+        ways.setdefault(name.rpartition(", ")[0], []).append(name)
+    lines = ["| | seeds | training loss | validation loss | from plain: mean | greatest | without dropout: greatest |"]
+    lines.append("|---|---|---|---|---|---|---|")
+    for way, names in ways.items():
+        pairs = [(name, plain) for name in names for plain in ways["plain"] if name != plain]
+        apart = [mean(differences(*(sections[name]["curve"] for name in pair))) for pair in pairs]
+        still = [max(differences(*(sections[name]["without_dropout"] for name in pair))) for pair in pairs]
+        training = [mean(sections[name]["curve"]) for name in names]
+        validation = [sections[name]["validation_loss"] for name in names]
+        losses = [f"{mean(values):.4f} ± {stdev(values):.4f}" for values in (training, validation)]
+        cells = [way, str(len(names)), *losses, f"{mean(apart):.4f}", f"{max(apart):.4f}", f"{max(still):.0e}"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -51,13 +51,15 @@ def test_an_ensemble_has_a_row_below_its_recipe(script, tmp_path, monkeypatch):
     run = {"parameters": 2_000_000, "training": {"epochs": 3.0, "seconds": 90}}
     for name, score, models in (("seed1", 30, {}), ("seed2", 32, {}), ("ensemble", 33, {"models": 2})):
         sets = {test_set: {"scores": {"p1": {"score": score}}} for test_set in table.SETS}
+        if models:
+            sets["validation"] = {"scores": {"p1": {"score": 50}}}
         path = tmp_path / "recipe" / name / "run.json"
         path.parent.mkdir(parents=True)
         path.write_text(json.dumps({**run, "evaluation": {"sets": sets, "generation": models}}))
     recipe, ensemble = table.results().splitlines()[2:]
-    assert recipe.startswith("| [recipe](scripts/results/recipe) | 2.00M | 2 | 3 | 31.0 ± 1.4 / ")
+    assert recipe.startswith("| [recipe](scripts/results/recipe) | 2.00M | 2 | 3 |  | 31.0 ± 1.4 / ")
     assert ensemble.startswith(
-        "| [recipe/ensemble](scripts/results/recipe/ensemble) of 2 models | | | | 33.0 / 33.0 / 33.0 |"
+        "| [recipe/ensemble](scripts/results/recipe/ensemble) of 2 models | | | | 50.0 | 33.0 / 33.0 / 33.0 |"
     )
     assert recipe.count("|") == ensemble.count("|")
 

@@ -37,7 +37,7 @@ def task(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def sections(script, task):
-    return {name: script.measure(*task, run) for name, run in script.RUNS.items()}
+    return {name: script.measure(*task, run) for name, run in script.RUNS.items() if run.seed < 3}
 
 
 def test_the_record(script, task, sections):
@@ -55,13 +55,16 @@ def test_the_record(script, task, sections):
 def test_without_dropout_all_lose_the_same(script, sections):
     still = {name: section["without_dropout"] for name, section in sections.items()}
     apart = {
-        pair: max(script.differences(still[pair[0]], still[pair[1]])) for pair in itertools.combinations(script.RUNS, 2)
+        pair: max(script.differences(still[pair[0]], still[pair[1]])) for pair in itertools.combinations(sections, 2)
     }
     assert apart["plain, seed 1", "plain, seed 2"] == 0
-    assert apart["plain, seed 1", "fast float32"] < script.LIMIT
-    assert script.LIMIT < apart["plain, seed 1", "fast bfloat16"] < 0.1
+    assert apart["plain, seed 1", "fast float32, seed 1"] < script.LIMIT
+    assert script.LIMIT < apart["plain, seed 1", "fast bfloat16, seed 1"] < 0.1
     assert script.agree(sections)
-    assert not script.agree({**sections, "fast float32": sections["fast bfloat16"]})
+    assert not script.agree({**sections, "fast float32, seed 1": sections["fast bfloat16, seed 1"]})
+    plain = sections["plain, seed 1"]["without_dropout"]
+    diverged = {"without_dropout": [plain[0], *[float("nan")] * (len(plain) - 1)]}
+    assert not script.agree({**sections, "fast float32, seed 1": diverged})
 
 
 def test_with_dropout_the_seed_matters(sections):
@@ -108,7 +111,7 @@ def test_windows(script, monkeypatch):
 
 def test_the_validation_loss_is_that_of_a_token(script, task):
     """However the sentences are batched."""
-    run = script.RUNS["fast float32"]
+    run = script.RUNS["fast float32, seed 1"]
     model = script.build_model(*task, run)
     pairs, args = task[0].validation, task[1][-1]
     batches = script.batches_of(pairs, args)
@@ -124,13 +127,12 @@ def test_the_table(script):
     sections = {
         "plain, seed 1": section(5.0, 4.0, still=1.0, loss=3.0),
         "plain, seed 2": section(5.25, 4.0, still=1.0, loss=3.1),
-        "fast float32": section(5.0, 4.5, still=1.00002, loss=3.05),
+        "fast float32, seed 1": section(5.0, 4.5, still=1.00002, loss=3.05),
+        "fast float32, seed 2": section(5.25, 4.0, still=1.0, loss=3.05),
     }
     assert script.loss_curves(sections).splitlines() == [
-        "| run | from plain, seed 1: largest | mean | from plain, seed 2: largest | mean "
-        "| without dropout: largest | validation loss |",
+        "| | seeds | training loss | validation loss | from plain: mean | greatest | without dropout: greatest |",
         "|---|---|---|---|---|---|---|",
-        "| plain, seed 1 |  |  | 0.250 | 0.125 |  | 3.000 |",
-        "| plain, seed 2 | 0.250 | 0.125 |  |  | 0e+00 | 3.100 |",
-        "| fast float32 | 0.500 | 0.250 | 0.500 | 0.375 | 2e-05 | 3.050 |",
+        "| plain | 2 | 4.5625 ± 0.0884 | 3.0500 ± 0.0707 | 0.1250 | 0.1250 | 0e+00 |",
+        "| fast float32 | 2 | 4.6875 ± 0.0884 | 3.0500 ± 0.0000 | 0.1875 | 0.3750 | 2e-05 |",
     ]
