@@ -16,6 +16,7 @@ from hf_vanilla_transformer.configuration_vanilla_transformer import PRESETS
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+RECIPES = sorted((ROOT / "scripts" / "recipes").glob("*.yaml"))
 MEASUREMENTS = ROOT / "scripts" / "results" / "README.md"
 
 
@@ -25,10 +26,15 @@ def blocks(language: str) -> list[str]:
 
 
 def commands() -> list[list[str]]:
-    """Every `vanilla-transformer ...` of the documents, in words."""
+    """Every `vanilla-transformer ...` and `scripts/train.py ...` of the documents and the recipes' heads, in words."""
     text = "\n".join(blocks("bash")).replace("\\\n", " ")
-    lines = [line.split("|")[-1] for line in text.splitlines() if "vanilla-transformer" in line]
-    return [shlex.split(re.sub(r"<[^>]*>", "FOLDER", line), comments=True)[1:] for line in lines]
+    for recipe in RECIPES:
+        head = re.match(r"(#.*\n)*", recipe.read_text(encoding="utf-8"))[0]
+        text += "\n" + re.sub(r"^#", "", head, flags=re.MULTILINE)
+    text = text.replace("python scripts/train.py", "vanilla-transformer train")
+    found = re.findall(r"vanilla-transformer ((?:train|translate|score|evaluate|publish|import|export) [^;\n]*)", text)
+    words = [shlex.split(re.sub(r"<[^>]*>", "FOLDER", line), comments=True) for line in found]
+    return [list(command) for command in dict.fromkeys(map(tuple, words))]
 
 
 def test_the_two_commands_exist_and_ci_runs_the_tests():
@@ -39,12 +45,12 @@ def test_the_two_commands_exist_and_ci_runs_the_tests():
     assert "make test" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("words", commands(), ids=lambda words: words[0])
-def test_commands_of_the_readme_parse(words, capsys):
+@pytest.mark.parametrize("words", commands(), ids=" ".join)
+def test_commands_of_the_documents_parse(words, capsys):
     command, *flags = words
     assert command in COMMANDS
     if command == "train":
-        parse_arguments([ROOT / flag if flag.endswith(".yaml") else flag for flag in flags])
+        parse_arguments([str(ROOT / flag) if flag.endswith(".yaml") else flag for flag in flags])
         return
     with pytest.raises(SystemExit) as stopped:  # argparse looks at the flags before it prints the help
         main([command, *flags, "--help"])
@@ -80,9 +86,8 @@ def test_links_lead_somewhere(document):
 
 
 def test_recipes_parse():
-    recipes = sorted((ROOT / "scripts" / "recipes").glob("*.yaml"))
-    assert recipes
-    for recipe in recipes:
+    assert RECIPES
+    for recipe in RECIPES:
         parse_arguments([str(recipe), "--dataset_name", "FOLDER"])
 
 
