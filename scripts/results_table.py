@@ -16,7 +16,7 @@ from hf_vanilla_transformer.reporting import VALIDATION
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "scripts" / "results"
-FINAL = ("multi30k_en_de_distilled",)  # whose comparisons stand in README.md
+FINAL = ("multi30k_en_de_distilled", "multi30k_en_de_task1_distilled")  # whose comparisons stand in README.md
 SETS = ("test_2016_flickr", "test_2017_flickr", "test_2017_mscoco")
 
 
