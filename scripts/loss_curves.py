@@ -195,12 +195,12 @@ def main() -> int:
     parser.add_argument("--result", type=Path, default=RESULT, help="the file that the runs are merged into")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    origin = provenance()  # now: the source tree may change while this runs, and the result changes it
     arguments = parse_arguments([str(RECIPE), "--dataset_name", options.dataset_name])
     with tempfile.TemporaryDirectory() as folder:
         prepare_corpus(*arguments[1:3], Path(folder) / "prepared")
         corpus = PreparedCorpus.load(Path(folder) / "prepared")
         for name in options.only:
-            origin = provenance()  # now: the source tree may change while this runs
             found = measure(corpus, arguments, RUNS[name])
             merge(options.result, name, {**origin, "threads": options.threads, **found})
     sections = json.loads(options.result.read_text(encoding="utf-8"))["sections"]
