@@ -229,6 +229,22 @@ def memory(sections: dict[str, dict]) -> str:
     return "\n".join(lines)
 
 
+def beside_ctranslate2(records: dict[str, dict[str, dict]]) -> str:
+    """How fast our fastest engine translates, as a share of the fastest CTranslate2; a row for each search."""
+    lines = ["| CPU | translation | our fastest | CTranslate2's | × CTranslate2 |", "|---|---|---|---|---|"]
+    for cpu, sections in records.items():
+        for section, measured in sections.items():
+            if not section.startswith("translation"):
+                continue
+            found = {name: median(rates(measured["engines"], name)) for name in measured["engines"]}
+            ours, theirs = (
+                max((name for name in found if name.startswith(kind)), key=found.get) for kind in ("ours", "ctranslate2")
+            )
+            what = section.removeprefix("translation, ")
+            lines.append(f"| {cpu} | {what} | {ours} | {theirs} | {found[ours] / found[theirs]:.2f} |")
+    return "\n".join(lines)
+
+
 def depth(sections: dict[str, dict]) -> str:
     """How many times as fast as the symmetric model one with a deep encoder and a shallow decoder translates."""
     lines = ["| preset | search | precision | × symmetric, median | least to greatest |", "|---|---|---|---|---|"]
@@ -326,6 +342,9 @@ DOCUMENTS = {
         "memory": lambda: memory(result("benchmark")["sections"]),
         "loss curves": lambda: loss_curves(result("loss_curves")["sections"]),
         "scaling": lambda: scaling(result("scaling")["sections"]),
+        "beside CTranslate2": lambda: beside_ctranslate2(
+            {"AMD": result("benchmark")["sections"], "Intel with AMX": result("benchmark_amx")["sections"]}
+        ),
         "certificates": lambda: certificates({name: result(f"ctranslate2/{name}") for name in ("float32", "int8")}),
         "backends": lambda: backends(result("attention_backends")["rows"]),
         "common tests": common_tests,

@@ -64,6 +64,15 @@ def test_an_ensemble_has_a_row_below_its_recipe(script, tmp_path, monkeypatch):
     assert recipe.count("|") == ensemble.count("|")
 
 
+def test_our_fastest_engine_beside_their_fastest(script):
+    rounds = {"ours float32": 3, "ours int8": 5, "marian int8": 99, "ctranslate2 float32": 8, "ctranslate2 int8": 10}
+    engines = {name: [{"work": work, "seconds": 1.0}] for name, work in rounds.items()}
+    records = {"AMD": {"machine": {"engines": {}}, "translation, 5 beams": {"engines": engines}}}
+    assert script("results_table").beside_ctranslate2(records).splitlines()[2:] == [
+        "| AMD | 5 beams | ours int8 | ctranslate2 int8 | 0.50 |"
+    ]
+
+
 def test_comparisons_are_of_all_test_sets_together(script, tmp_path):
     pooled = {"metric": "p1", "score_b": 33.333, "difference": 1.5, "low": -0.25, "high": 3.0, "p_value": 0.0004}
     verdicts = {"floor/seed1": {"one": {}, "all of them": pooled}, "other/seed2": {"one": {}}}
