@@ -1,11 +1,13 @@
 """`provenance`: where a result comes from."""
 
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
-from hf_vanilla_transformer.provenance import provenance, without_folders
+from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.provenance import provenance, read_record, without_folders, write_record
 
 
 @pytest.mark.parametrize(("device", "gpu"), [(None, "Some GPU"), ("cuda:1", "Some GPU"), ("cpu", None)])
@@ -27,3 +29,21 @@ def test_absolute_paths_are_cut_in_either_form():
 def test_the_command_is_that_of_a_reader(monkeypatch, program, words):
     monkeypatch.setattr(sys, "argv", [program, "--a"])
     assert provenance()["command"] == [*words, "--a"]
+
+
+def test_records_that_cannot_be_read(tmp_path, monkeypatch):
+    path = tmp_path / "run.json"
+    assert read_record(path) == {}
+    write_record({"a": 1}, path)
+    assert read_record(path) == {"a": 1}
+
+    def refused(*args, **options):
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", refused)
+        with pytest.raises(UserError, match=r"run.json: cannot be read \(Permission denied\)$"):
+            read_record(path)
+    path.write_text("[]")
+    with pytest.raises(UserError, match=r"run.json: holds no JSON object"):
+        read_record(path)

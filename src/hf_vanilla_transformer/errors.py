@@ -1,4 +1,4 @@
-"""The one exception for mistakes of the person at the keyboard, and the one about folders."""
+"""The one exception for mistakes of the person at the keyboard, and a check that many places need."""
 
 from pathlib import Path
 

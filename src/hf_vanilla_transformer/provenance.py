@@ -42,7 +42,9 @@ def read_record(path: Path) -> dict[str, Any]:
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+    except ValueError as error:
         raise UserError(f"{path}: is not valid JSON ({error}): restore the file or train again") from error
     if not isinstance(content, dict):
         raise UserError(f"{path}: holds no JSON object: restore the file or train again")

@@ -384,15 +384,13 @@ def _build_model(
 ) -> VanillaTransformerForConditionalGeneration:
     model_args, _, _, args = arguments
     config = _configuration(arguments, _vocabulary_of(tokenizer))
-    try:
+    with _in_one_line():
         if model_args.model_name_or_path:
             model = load_own_model(model_args.model_name_or_path, config=config)
         else:
             model = VanillaTransformerForConditionalGeneration(config)
         if model_args.attn_implementation:
             model.set_attn_implementation(model_args.attn_implementation)
-    except (ValueError, ImportError) as error:
-        raise UserError(" ".join(str(error).split())) from error
     require_fit(tokenizer, model.config)
     search = {
         "early_stopping": True,
@@ -471,10 +469,7 @@ def _training_pairs(corpus: PreparedCorpus, subword_dropout: float, seed: int) -
         return TrainingPairs(corpus.train.select_columns(["input_ids", "labels"]))
     if not backends(corpus.tokenizer):
         raise UserError(f"subword_dropout needs a tokenizer.json, which a {type(corpus.tokenizer).__name__} has not")
-    try:
-        sides = [SubwordDropout(backend, subword_dropout) for backend in backends(corpus.tokenizer)]
-    except ValueError as error:  # of a model that training goes on with
-        raise UserError(str(error)) from error
+    sides = [SubwordDropout(backend, subword_dropout) for backend in backends(corpus.tokenizer)]
     return TrainingPairs(corpus.train, seed, *sides)
 
 
