@@ -237,9 +237,8 @@ def beside_ctranslate2(records: dict[str, dict[str, dict]]) -> str:
             if not section.startswith("translation"):
                 continue
             found = {name: median(rates(measured["engines"], name)) for name in measured["engines"]}
-            ours, theirs = (
-                max((name for name in found if name.startswith(kind)), key=found.get) for kind in ("ours", "ctranslate2")
-            )
+            by_rate = sorted(found, key=found.get)
+            ours, theirs = ([name for name in by_rate if name.startswith(who)][-1] for who in ("ours", "ctranslate2"))
             what = section.removeprefix("translation, ")
             lines.append(f"| {cpu} | {what} | {ours} | {theirs} | {found[ours] / found[theirs]:.2f} |")
     return "\n".join(lines)
