@@ -129,6 +129,25 @@ def test_test_splits_of_a_data_set_are_kept_out_of_training(tmp_path):
     data = tmp_path / "data"
     assert prepare(tmp_path, dataset_name=data, test_splits=["one", "two"]).train["source"][:] == TEXT[6:]
     assert prepare(tmp_path, dataset_name=data, train_split="one").train["source"][:] == TEXT[2:5]
+    besides = pairs_file(tmp_path, TEXT[6:9], name="besides")
+    prepared = prepare(tmp_path, dataset_name=data, test_splits=["one", "two"], test_file=besides)
+    assert prepared.train["source"][:] == TEXT[9:]
+
+
+def test_validation_pairs_that_are_not_evaluated_are_not_trained_on_either(tmp_path):
+    files = {"train_file": pairs_file(tmp_path, TEXT), "validation_file": pairs_file(tmp_path, TEXT[:5], name="val")}
+    prepared = prepare(tmp_path, **files, max_eval_samples=2)
+    assert sorted(prepared.validation["source"]) == sorted(TEXT[:2])
+    assert prepared.train["source"][:] == TEXT[5:]
+
+
+def test_a_language_code_may_have_a_hyphen(tmp_path):
+    table = tmp_path / "pairs.tsv"
+    rows = "".join(f"{line}\t{translate(line)}\n" for line in TEXT)
+    table.write_text(f"pt-BR\ten\n{rows}", encoding="utf-8")
+    prepared = prepare(tmp_path, train_file=[table], source_lang="en", target_lang="pt-BR")
+    assert prepared.train["target"][:] == TEXT
+    fails("directions: 'en-pt-BR' is not two languages", tmp_path, train_file=[table], directions=["en-pt-BR"])
 
 
 def test_several_directions_are_learnt_at_once(tmp_path):
@@ -153,6 +172,12 @@ def test_several_directions_are_learnt_at_once(tmp_path):
 
 def test_directions_that_cannot_be(tmp_path):
     fails("directions: 'en' is not two languages", tmp_path, **corpus(tmp_path), directions=["en"])
+    fails(
+        "directions: en-xx, which source_lang and .* is not among them",
+        tmp_path,
+        **corpus(tmp_path),
+        directions=["a-b"],
+    )
     fails("directions: two text files have one", tmp_path, **corpus(tmp_path), directions=["en-xx", "xx-en"])
 
 

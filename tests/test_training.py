@@ -915,8 +915,31 @@ def test_the_tokenizer_of_another_model_is_taken_as_it_is(tmp_path, capsys):
 
     second = run(tmp_path / "two", score=score, model_name_or_path=first, vocab_size=77, **files)
     assert sorted(seen) == ["cat dog", "house"]
-    assert f"no effect: vocab_size: the tokenizer is that of {first}" in capsys.readouterr().out
-    assert "vocab_size" not in record_of(second)["recipe"]
+    assert f"no effect: preset, vocab_size: size and tokenizer are those of {first}" in capsys.readouterr().out
+    assert not {"preset", "vocab_size"} & set(record_of(second)["recipe"])
+
+
+def test_options_of_a_data_set_without_one_have_no_effect_and_say_so(tmp_path, capsys):
+    """A recipe may give them while the text comes from files."""
+    options = {"dataset_config_name": "tok", "test_splits": ["one"], "max_steps": 1}
+    record = record_of(run(tmp_path, **options))
+    assert "no effect: dataset_config_name, test_splits: there is no --dataset_name" in capsys.readouterr().out
+    assert record["data"]["config"] is None
+    assert not set(options) - {"max_steps"} & set(record["recipe"])
+
+
+def test_a_model_of_several_directions_goes_on_with_one_of_them(tmp_path):
+    """From two text files too; its sources stay marked, which an evaluation then knows from the record."""
+    lines = [*map(str, range(20))]
+    table = tmp_path / "both.tsv"
+    table.write_text("".join(f"{line} {line}\t{line} here\n" for line in lines), encoding="utf-8")
+    several = {"train_file": [table], "validation_file": None, "directions": ["en-xx", "xx-en"]}
+    first = run(tmp_path / "one", max_steps=1, **several)
+    fails(f"the sources of {first} begin with .* give --directions en-xx", tmp_path / "two", model_name_or_path=first)
+    second = run(tmp_path / "three", max_steps=1, model_name_or_path=first, directions=["en-xx"])
+    assert record_of(second)["recipe"]["directions"] == ["en-xx"]
+    one = "directions: two text files have one"
+    fails(one, tmp_path / "four", model_name_or_path=first, directions=["en-xx", "xx-en"])
 
 
 def test_subword_dropout_needs_merges_of_the_other_model_too(tmp_path, monkeypatch):

@@ -86,7 +86,8 @@ class DataArguments:
         default=None, metadata={"help": "Stop reading after this many pairs of a file or a direction."}
     )
     max_eval_samples: int | None = field(
-        default=None, metadata={"help": "Evaluate on the first so many validation pairs only."}
+        default=None,
+        metadata={"help": "Evaluate on the first so many validation pairs only; none of the set is trained on."},
     )
     max_source_length: int = field(
         default=256, metadata={"help": "Training drops pairs whose source has more tokens than this, EOS included."}
@@ -119,11 +120,6 @@ class TokenizerArguments:
     subword_dropout: float = field(
         default=0.0, metadata={"help": "BPE-dropout: the probability of leaving out a merge, while training only."}
     )
-
-    def learning_options(self) -> list[str]:
-        """Names of the options that are given and say how to learn a tokenizer: in vain where there is one already."""
-        names = [option.name for option in fields(self) if option.name != "subword_dropout"]
-        return [name for name in names if getattr(self, name) != getattr(type(self), name)]
 
 
 @dataclass
@@ -211,6 +207,7 @@ class TrainingArguments(Seq2SeqTrainingArguments):
     ddp_find_unused_parameters: bool | None = field(default=False, metadata={"help": "Every parameter is used."})
 
 
+OF_A_DATA_SET = ("dataset_config_name", "train_split", "validation_split", "test_splits", "streaming")
 Arguments = tuple[ModelArguments, DataArguments, TokenizerArguments, TrainingArguments]
 CLASSES = (ModelArguments, DataArguments, TokenizerArguments, TrainingArguments)
 
@@ -238,6 +235,22 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
         raise UserError(f"unknown word {unknown[0]!r}: {hint}")
     _check(*arguments)
     return tuple(arguments)
+
+
+def idle_options(model: ModelArguments, data: DataArguments, tokenizer: TokenizerArguments) -> dict[str, list[str]]:
+    """What is given, often by a recipe, and has no effect beside other options: {why: names of the options}."""
+    learning = [option.name for option in fields(tokenizer) if option.name != "subword_dropout"]
+    idle = {}
+    if name := model.model_name_or_path:
+        idle[f"size and tokenizer are those of {name}"] = _given(model, ["preset"]) + _given(tokenizer, learning)
+    if not data.dataset_name:
+        idle["there is no --dataset_name"] = _given(data, OF_A_DATA_SET)
+    return {why: names for why, names in idle.items() if names}
+
+
+def _given(group: Any, names: Iterable[str]) -> list[str]:
+    defaults = {option.name: option for option in fields(group)}
+    return [name for name in names if getattr(group, name) not in (defaults[name].default, [])]
 
 
 def _check(model: ModelArguments, data: DataArguments, tokenizer: TokenizerArguments, training: TrainingArguments):
@@ -312,9 +325,12 @@ def _check_data(data: DataArguments, training: TrainingArguments):
     if bool(data.train_file) == bool(data.dataset_name):
         raise UserError("the training text: give either --train_file or --dataset_name")
     for direction in data.directions:
-        if not all(direction.partition("-")):
+        if direction.count("-") != 1 or not all(direction.split("-")):
             raise UserError(f"directions: {direction!r} is not two languages with a hyphen between them, such as en-de")
-    if data.directions and len(data.train_file) == 2:
+    main = f"{data.source_lang}-{data.target_lang}"
+    if data.directions and main not in data.directions:
+        raise UserError(f"directions: {main}, which source_lang and target_lang name, is not among them")
+    if data.directions not in ([], [main]) and len(data.train_file) == 2:
         raise UserError("directions: two text files have one: give a data set, or a table with a column per language")
     if data.directions and data.synthetic_file:
         raise UserError("directions and synthetic_file exclude each other: give one of them")

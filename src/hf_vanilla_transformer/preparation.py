@@ -5,7 +5,7 @@ Text is read as a stream and kept in memory-mapped Arrow files, so a corpus need
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -76,7 +76,11 @@ def is_prepared(folder: Path) -> bool:
 
 
 def prepare_corpus(
-    data: DataArguments, options: TokenizerArguments, folder: Path, tokenizer_name: str | None = None
+    data: DataArguments,
+    options: TokenizerArguments,
+    folder: Path,
+    tokenizer_name: str | None = None,
+    warnings: Sequence[str] = (),
 ) -> None:
     """Do all that comes before training and leave it in `folder`, replacing what is there; print the report.
 
@@ -85,6 +89,7 @@ def prepare_corpus(
         options: what tokenizer to learn.
         folder: for the results; see `PreparedCorpus.load`.
         tokenizer_name: take the tokenizer of this model instead of learning one.
+        warnings: for the report, besides those about the text.
 
     Raises:
         UserError: from reading the text, or if nothing is left of it.
@@ -96,6 +101,7 @@ def prepare_corpus(
     shutil.rmtree(folder, ignore_errors=True)
     validation = _validation_pairs(data)
     evaluation = [*validation, *_test_pairs(data)]
+    validation = _longest_first(validation[: data.max_eval_samples])
     if data.directions:  # what is a source of one direction is a target of another
         evaluation += [pair._replace(source=pair.target, target=pair.source) for pair in evaluation]
         validation = [pair._replace(source=tagged(pair.source, data.target_lang)) for pair in validation]
@@ -106,9 +112,7 @@ def prepare_corpus(
     for part in filter(None, (report, synthetic)):
         part.require_pairs()
     _warn_of_swapped_sides(data, report, texts, validation)
-    if tokenizer_name and options.learning_options():
-        in_vain = ", ".join(options.learning_options())
-        report.warnings.append(f"no effect: {in_vain}: the tokenizer is that of {tokenizer_name}")
+    report.warnings.extend(warnings)
     try:
         tokenizer = load_tokenizer(tokenizer_name) if tokenizer_name else _learn_tokenizer(texts, options, folder)
     except (ValueError, OSError) as error:
@@ -131,7 +135,7 @@ def prepare_corpus(
 
 
 def _read(data: DataArguments, files: list[str], split: str, direction: str | None = None) -> Iterator[Pair]:
-    source_lang, _, target_lang = (direction or f"{data.source_lang}-{data.target_lang}").partition("-")
+    source_lang, target_lang = direction.split("-") if direction else (data.source_lang, data.target_lang)
     return read_pairs(
         files=files,
         dataset=None if files else data.dataset_name,
@@ -144,24 +148,29 @@ def _read(data: DataArguments, files: list[str], split: str, direction: str | No
 
 
 def _validation_pairs(data: DataArguments) -> list[Pair]:
-    """The validation set, longest pairs first so that an evaluation pads little; empty where there is none."""
+    """The validation set; empty where there is none."""
     if not data.validation_file and (data.train_file or not data.validation_split):
         return []
     try:
-        pairs = list(islice(_read(data, data.validation_file, data.validation_split), data.max_eval_samples))
+        pairs = list(_read(data, data.validation_file, data.validation_split))
     except UserError as error:
         hint = "" if data.validation_file else '; --validation_split "" trains without validation'
         raise UserError(f"validation set: {error}{hint}") from error
     for pair in pairs:
         if not pair.source or not pair.target:
             raise UserError(f"validation set, line {pair.line}: one side is empty; every line needs both")
+    return pairs
+
+
+def _longest_first(pairs: list[Pair]) -> list[Pair]:
+    """So that an evaluation pads little."""
     return sorted(pairs, key=lambda pair: -len(pair.source))
 
 
 def _test_pairs(data: DataArguments) -> Iterator[Pair]:
     if data.test_file:
         yield from _read(data, data.test_file, "test")
-    elif not data.train_file:
+    if data.dataset_name:
         for split in data.test_splits:
             yield from _read(data, [], split)
 

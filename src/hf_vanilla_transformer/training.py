@@ -30,7 +30,7 @@ from transformers import (
     set_seed,
 )
 
-from .arguments import Arguments, DataArguments, TrainingArguments, parse_overrides
+from .arguments import Arguments, DataArguments, ModelArguments, TrainingArguments, idle_options, parse_overrides
 from .averaging import ExponentialMovingAverage, average_checkpoints
 from .batching import EpochLoader, PairCollator, TokenBatchSampler, TrainingPairs
 from .checkpoints import checkpoint_to_resume, complete_checkpoints, evaluations_in_vain, steps_of
@@ -42,7 +42,7 @@ from .loss import IGNORED
 from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .muon import MuonWithAdamW
 from .preparation import PreparedCorpus, is_prepared, prepare_corpus, token_lengths
-from .provenance import EVALUATION_RECORD, RUN_RECORD, provenance, without_folders, write_record
+from .provenance import EVALUATION_RECORD, RUN_RECORD, provenance, read_record, without_folders, write_record
 from .tokenization_vanilla_transformer import (
     SeparateVocabularyTokenizer,
     SubwordDropout,
@@ -272,9 +272,11 @@ def train(arguments: Arguments, score: Scorer | None = None) -> Path:
     output = Path(args.output_dir)
     prepared = output / "prepared"
     _configuration(arguments, {})  # a mistake in it should not cost the preparation of the corpus
+    _require_directions(model_args, data)
     with args.main_process_first(local=False, desc="preparing the corpus"):
         if args.process_index == 0:
-            prepare_corpus(data, tokenizer_options, prepared, model_args.model_name_or_path)
+            idle = [f"no effect: {', '.join(names)}: {why}" for why, names in idle_options(*arguments[:3]).items()]
+            prepare_corpus(data, tokenizer_options, prepared, model_args.model_name_or_path, idle)
         elif not is_prepared(prepared):
             raise SystemExit(1)  # the first process says why
         corpus = PreparedCorpus.load(prepared)
@@ -315,7 +317,7 @@ def train(arguments: Arguments, score: Scorer | None = None) -> Path:
             "data": {
                 "description": _description(data),
                 "dataset": None if Path(data.dataset_name or ".").expanduser().exists() else data.dataset_name,
-                "config": data.dataset_config_name,
+                "config": data.dataset_config_name if data.dataset_name else None,
                 "report": corpus.report,
             },
             "recipe": recipe,
@@ -377,6 +379,16 @@ def _configuration(arguments: Arguments, vocabulary: dict[str, Any]) -> VanillaT
                 f"{config.max_position_embeddings}: give --{name} {config.max_position_embeddings}"
             )
     return config
+
+
+def _require_directions(model_args: ModelArguments, data: DataArguments) -> None:
+    """Raises UserError where a model that reads marked sources would go on with unmarked ones."""
+    name = model_args.model_name_or_path
+    if name and not data.directions and read_record(Path(name) / RUN_RECORD).get("recipe", {}).get("directions"):
+        raise UserError(
+            f"the sources of {name} begin with the language to translate into: give --directions "
+            f"{data.source_lang}-{data.target_lang}"
+        )
 
 
 def _build_model(
@@ -551,14 +563,13 @@ def _recipe(arguments: Arguments) -> dict[str, Any]:
 
     Defaults are read off the classes: a second `TrainingArguments` would reset the distributed state of the first.
     """
-    model_args, _, tokenizer_options, _ = arguments
-    in_vain = tokenizer_options.learning_options() if model_args.model_name_or_path else []
+    idle = {name for names in idle_options(*arguments[:3]).values() for name in names}
     recipe = {}
     for group in arguments:
         for name, option in type(group).__dataclass_fields__.items():
             value = getattr(group, name)
             default = option.default_factory() if callable(option.default_factory) else option.default
-            derived = name in FILLED_IN or name in in_vain or value in ([], {}) or (value is False and default is None)
+            derived = name in FILLED_IN or name in idle or value in ([], {}) or (value is False and default is None)
             if not option.init or value == default or derived:
                 continue
             if isinstance(value, list):
