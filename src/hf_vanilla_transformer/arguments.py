@@ -126,7 +126,7 @@ class TokenizerArguments:
 class TrainingArguments(Seq2SeqTrainingArguments):
     """transformers' own training arguments with the paper's optimiser as defaults, and what translation needs besides.
 
-    `per_device_train_batch_size` is refused: batches are made by tokens.
+    `REFUSED` names those that are not taken.
     """
 
     max_tokens_per_batch: int = field(
@@ -208,6 +208,13 @@ class TrainingArguments(Seq2SeqTrainingArguments):
 
 
 OF_A_DATA_SET = ("dataset_config_name", "train_split", "validation_split", "test_splits", "streaming")
+NO_EFFECT = "has no effect: batches are made by --max_tokens_per_batch"
+NO_UPLOAD = "is not for training: `vanilla-transformer publish` uploads the finished model without the corpus"
+REFUSED = {  # options of transformers, and why
+    **dict.fromkeys(("per_device_train_batch_size", "auto_find_batch_size", "train_sampling_strategy"), NO_EFFECT),
+    **dict.fromkeys(("dataloader_drop_last", "dataloader_persistent_workers", "dataloader_prefetch_factor"), NO_EFFECT),
+    **dict.fromkeys(("push_to_hub", "hub_model_id", "hub_token"), NO_UPLOAD),
+}
 Arguments = tuple[ModelArguments, DataArguments, TokenizerArguments, TrainingArguments]
 CLASSES = (ModelArguments, DataArguments, TokenizerArguments, TrainingArguments)
 
@@ -285,24 +292,24 @@ def _check(model: ModelArguments, data: DataArguments, tokenizer: TokenizerArgum
         value = getattr(group, name)
         if value is not None and value < lowest:
             raise UserError(f"{name}={value} is below {lowest}")
-    if training.save_only_model and training.average_checkpoints > 1:
-        raise UserError("average_checkpoints needs complete checkpoints: give --average_checkpoints 0 as well")
-    if not 0 <= training.ema_decay < 1:
-        raise UserError(f"ema_decay={training.ema_decay} is not in [0, 1)")
     if not 0 <= tokenizer.subword_dropout < 1:
         raise UserError(f"subword_dropout={tokenizer.subword_dropout} is not in [0, 1)")
     if tokenizer.subword_dropout and tokenizer.tokenizer_type not in ("bpe", "byte-level"):
         raise UserError(f"subword_dropout needs a bpe or byte-level tokenizer, not {tokenizer.tokenizer_type}")
+    _check_training(training)
+
+
+def _check_training(training: TrainingArguments):
+    refused = REFUSED
+    if training.muon:
+        refused = refused | dict.fromkeys(("optim", "optim_args"), "and muon exclude each other: give one of them")
+    for name in _given(training, refused):
+        raise UserError(f"{name} {refused[name]}")
+    if training.save_only_model and training.average_checkpoints > 1:
+        raise UserError("average_checkpoints needs complete checkpoints: give --average_checkpoints 0 as well")
+    if not 0 <= training.ema_decay < 1:
+        raise UserError(f"ema_decay={training.ema_decay} is not in [0, 1)")
     _check_consistency(training)
-    _check_muon(training)
-
-
-def _check_muon(training: TrainingArguments):
-    if not training.muon:
-        return
-    for name in ("optim", "optim_args"):
-        if getattr(training, name) != getattr(TrainingArguments, name):
-            raise UserError(f"muon and {name} exclude each other: give one of them")
 
 
 def _check_consistency(training: TrainingArguments):
@@ -338,8 +345,6 @@ def _check_data(data: DataArguments, training: TrainingArguments):
     if not has_validation and (training.early_stopping_patience or training.load_best_model_at_end):
         what = "early stopping" if training.early_stopping_patience else "load_best_model_at_end"
         raise UserError(f"{what} needs a validation set: give --validation_file")
-    if training.per_device_train_batch_size != TrainingArguments.per_device_train_batch_size:
-        raise UserError("per_device_train_batch_size has no effect: batches are made by --max_tokens_per_batch")
 
 
 def read_recipe(path: Path) -> dict[str, Any]:
