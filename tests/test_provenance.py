@@ -1,11 +1,13 @@
 """`provenance`: where a result comes from."""
 
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from hf_vanilla_transformer import provenance as module
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.provenance import provenance, read_record, without_folders, write_record
 
@@ -29,6 +31,17 @@ def test_absolute_paths_are_cut_in_either_form():
 def test_the_command_is_that_of_a_reader(monkeypatch, program, words):
     monkeypatch.setattr(sys, "argv", [program, "--a"])
     assert provenance()["command"] == [*words, "--a"]
+
+
+def test_an_installed_package_has_no_commit_though_a_repository_is_around_it(tmp_path, monkeypatch):
+    """An environment inside somebody's own project."""
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run([*git, "init", "-q"], cwd=tmp_path, check=True)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "theirs"], cwd=tmp_path, check=True)
+    for place, is_ours in ((tmp_path / "env/lib/site-packages/us", False), (tmp_path / "src/us", True)):
+        place.mkdir(parents=True)
+        monkeypatch.setattr(module, "__file__", str(place / "provenance.py"))
+        assert bool(provenance()["commit"]) == is_ours
 
 
 def test_records_that_cannot_be_read(tmp_path, monkeypatch):

@@ -85,18 +85,18 @@ def _version(package: str) -> str | None:
 
 def _commit() -> str | None:
     """The commit of the source tree, with "-dirty" where files differ from it; None for an installed package."""
+    root = Path(__file__).resolve().parents[2]
     try:
-        described = subprocess.run(
-            ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        )
+        if Path(_git("rev-parse", "--show-toplevel", folder=root)).resolve() != root:
+            return None  # somebody else's repository, with our package in an environment inside it
+        return _git("describe", "--always", "--abbrev=40", "--exclude=*", "--dirty", folder=root)
     except (OSError, subprocess.SubprocessError):
         return None
-    return described.stdout.strip()
+
+
+def _git(*words: str, folder: Path) -> str:
+    answer = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, timeout=10, check=True)
+    return answer.stdout.strip()
 
 
 def _hardware(device: Any) -> dict[str, Any]:
