@@ -324,8 +324,11 @@ def test_label_smoothing_reaches_the_model_and_is_applied_once(tmp_path):
     assert record_of(output)["recipe"]["label_smoothing_factor"] == 0.3
 
 
-def test_the_evaluation_loss_is_not_smoothed(tmp_path):
-    output = run(tmp_path, label_smoothing_factor=0.3, max_steps=8, average_checkpoints=0)
+@pytest.mark.parametrize("batch", [4, 64])
+def test_the_evaluation_loss_is_that_of_all_target_tokens_and_not_smoothed(tmp_path, batch):
+    """Also where its batches are not of one size: the sentences are in order of their length."""
+    options = {"label_smoothing_factor": 0.3, "max_steps": 8, "average_checkpoints": 0}
+    output = run(tmp_path, per_device_eval_batch_size=batch, **options)
     model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(output), AutoTokenizer.from_pretrained(output)
     rows = [
         {"input_ids": tokenizer(line)["input_ids"], "labels": tokenizer(text_target=translate(line))["input_ids"]}

@@ -194,6 +194,22 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
             self.model.generation_config = kept
             torch.set_rng_state(random_state)
 
+    def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any):
+        """The loss per target token, as in training: transformers gives the mean of its means over batches."""
+        self.evaluated = torch.zeros(2, device=self.args.device)
+        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        total, tokens = self.accelerator.reduce(self.evaluated, "sum").tolist()
+        if tokens:
+            output.metrics[f"{metric_key_prefix}_loss"] = total / tokens
+        return output
+
+    def prediction_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any):
+        loss, *predicted = super().prediction_step(model, inputs, *args, **kwargs)
+        if loss is not None:
+            tokens = inputs["labels"].ne(IGNORED).sum().to(loss.device)
+            self.evaluated += torch.stack([loss.float() * tokens, tokens])
+        return loss, *predicted
+
     def _load_optimizer_and_scheduler(self, checkpoint: str | None):
         try:
             super()._load_optimizer_and_scheduler(checkpoint)
