@@ -195,6 +195,12 @@ def test_the_record_counts_target_tokens(finished):
     assert record_of(finished)["training"]["target_tokens"] == 2 * sum(len(ids) for ids in targets)
 
 
+def test_no_speed_is_made_of_a_batch_size_that_there_is_not(tmp_path):
+    curve = record_of(run(tmp_path, max_steps=2))["curve"]
+    assert "train_runtime" in curve[-1]
+    assert not any("train_samples_per_second" in entry for entry in curve)
+
+
 def test_the_record_names_the_commit(finished):
     folder = Path(training.__file__).parent
     found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True)

@@ -162,6 +162,7 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
             if tokens:
                 logs["consistency"] = divergence / tokens
         logs["seconds"] = round(self.seconds(), 1)
+        logs.pop("train_samples_per_second", None)  # wrong where there are max_steps: batches have no fixed size
         super().log(logs, *args, **kwargs)
 
     def seconds(self) -> float:
