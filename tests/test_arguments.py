@@ -149,6 +149,10 @@ class TestErrors:
             ([*NEEDED, "--push_to_hub", "true"], "push_to_hub is not for training: `vanilla-transformer publish`"),
             ([*NEEDED, "--hub_token", "hf_x"], "hub_token is not for training: `vanilla-transformer publish` uploads"),
             ([*NEEDED, "--dataset_name", "x"], "the training text: give either --train_file or --dataset_name"),
+            (
+                [*NEEDED, "--generation_num_beams", "1", "--length_penalty", "0.6"],
+                "length_penalty has no effect with one beam: give --generation_num_beams",
+            ),
             ([*NEEDED, "--max_tokens_per_batch", "0"], r"max_tokens_per_batch=0 is below 1"),
             ([*NEEDED, "--average_checkpoints", "-1"], r"average_checkpoints=-1 is below 0"),
             (

@@ -377,6 +377,7 @@ def test_committed_records_quote_no_sentence_and_name_no_folder_of_this_machine(
     ("argv", "message"),
     [
         (["translate", "{nowhere}", "hello"], "nowhere: no such folder"),
+        (["translate", "{folder}", "A man.", "--input", "{two}"], "what to translate: give sentences or --input"),
         (["translate", "{folder}", "{two}"], "two.txt is a file: translate it with --input"),
         (["evaluate", "{folder}", "--test_file", "{two}", "{two}", "--against", "{bare}"], "evaluate that model first"),
         (["translate", "{folder}", "--input", "{nowhere}"], "nowhere: cannot be read (No such file or directory)"),

@@ -642,18 +642,21 @@ def test_evaluations_use_their_own_beams(tmp_path, monkeypatch):
 
     def spy(self, *args, **kwargs):
         config, given = self.generation_config, kwargs
-        seen.append(tuple(given.get(key, getattr(config, key)) for key in ("num_beams", "max_length")))
+        seen.append(
+            tuple(given.get(key, getattr(config, key)) for key in ("num_beams", "max_length", "length_penalty"))
+        )
         return generate(self, *args, **kwargs)
 
     monkeypatch.setattr(VanillaTransformerForConditionalGeneration, "generate", spy)
     longest = max(len(translate(line).replace(" ", "")) for line in sentences(66)[60:])
-    run(tmp_path / "greedy", max_steps=8)
-    assert {beams for beams, _ in seen} == {1}
-    assert all(length <= 20 for _, length in seen)
+    run(tmp_path / "greedy", max_steps=8, length_penalty=0.6)
+    assert {(beams, penalty) for beams, _, penalty in seen} == {(1, 1.0)}
+    assert all(length <= 20 for _, length, _ in seen)
     seen.clear()
-    output = run(tmp_path / "beams", max_steps=8, eval_num_beams=4, generation_max_length=500)
-    assert {beams for beams, _ in seen} == {4}
-    assert all(length <= 2 * 2 * longest + 4 for _, length in seen), "an untrained model would fill any room"
+    options = {"eval_num_beams": 4, "generation_max_length": 500, "length_penalty": 0.6}
+    output = run(tmp_path / "beams", max_steps=8, **options)
+    assert {(beams, penalty) for beams, _, penalty in seen} == {(4, 0.6)}
+    assert all(length <= 2 * 2 * longest + 4 for _, length, _ in seen), "an untrained model would fill any room"
     assert GenerationConfig.from_pretrained(output).num_beams == 2
 
 

@@ -113,8 +113,14 @@ def test_the_length_penalty_of_the_paper(model, tokenizer):
         assert [hypothesis.text for hypothesis in hypotheses] == texts
         assert [hypothesis.score for hypothesis in hypotheses] == pytest.approx(expected.tolist(), rel=1e-4)
         assert translate(model, tokenizer, [TEXT[0]], **options) == texts[:1]
-    greedy = translate(model, tokenizer, [TEXT[0]], num_beams=1)
-    assert translate(model, tokenizer, [TEXT[0]], num_beams=1, length_penalty_type="wu") == greedy
+
+
+@pytest.mark.parametrize("penalty", [{"length_penalty": 0.6}, {"length_penalty_type": "wu"}])
+@pytest.mark.parametrize("search", [{"num_beams": 1}, {"top_k": 5}])
+def test_a_length_penalty_without_beams(model, tokenizer, search, penalty):
+    for function in (translate, translate_nbest):
+        with pytest.raises(UserError, match=r"^a length penalty ranks the translations of several beams, and this"):
+            function(model, tokenizer, [TEXT[0]], **search, **penalty)
 
 
 def test_a_length_penalty_that_the_model_does_not_know(model, tokenizer):

@@ -305,6 +305,9 @@ def _check_training(training: TrainingArguments):
         refused = refused | dict.fromkeys(("optim", "optim_args"), "and muon exclude each other: give one of them")
     for name in _given(training, refused):
         raise UserError(f"{name} {refused[name]}")
+    if training.generation_num_beams == training.eval_num_beams == 1:
+        for name in _given(training, ("length_penalty", "length_penalty_type")):
+            raise UserError(f"{name} has no effect with one beam: give --generation_num_beams")
     if training.save_only_model and training.average_checkpoints > 1:
         raise UserError("average_checkpoints needs complete checkpoints: give --average_checkpoints 0 as well")
     if not 0 <= training.ema_decay < 1:

@@ -55,7 +55,7 @@ def _model_parser(command: str, description: str) -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("model", help="a folder with a trained model, or user/name on the Hub")
-    parser.add_argument("--device", help="such as cuda or cpu; by default a GPU where there is one")
+    parser.add_argument("--device", help="such as cuda or cpu; by default a GPU if there is one, for CTranslate2 a CPU")
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help="auto: as saved; int8: on a CPU")
     parser.add_argument(
         "--max_tokens_per_batch", type=_at_least(1), default=16384, help="tokens times beams of one batch"
@@ -119,7 +119,7 @@ def _translate(argv: Sequence[str]) -> None:
 
     parser = _model_parser("translate", "Translate sentences, one per line; an empty line stays empty.")
     parser.add_argument("sentences", nargs="*", help="what to translate; by default the lines of --input")
-    parser.add_argument("--input", default="-", help="a text file; - is standard input")
+    parser.add_argument("--input", help="a text file; by default, or for -, standard input")
     parser.add_argument("--output", help="a text file; by default standard output")
     parser.add_argument("--nbest", type=int, help="write so many translations: line number, score, text, tab-separated")
     parser.add_argument(
@@ -151,7 +151,9 @@ def _translate(argv: Sequence[str]) -> None:
     workers = 1 if options.workers is None else options.workers
     if workers < 1:
         raise UserError(f"--workers {workers} is below 1")
-    sentences = options.sentences or _read_lines(options.input)
+    if options.sentences and options.input:
+        raise UserError("what to translate: give sentences or --input")
+    sentences = options.sentences or _read_lines(options.input or "-")
     search = {
         "num_beams": options.num_beams,
         "length_penalty": options.length_penalty,

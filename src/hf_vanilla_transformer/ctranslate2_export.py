@@ -268,7 +268,7 @@ class CTranslate2Engine:
     ) -> list[list[Hypothesis]]:
         """As `translation.translate_nbest`, with the search of CTranslate2; its own generator draws samples."""
         generation = self.generation_config
-        beams = beams_for(nbest, num_beams, generation, top_k, temperature)
+        beams = beams_for(nbest, num_beams, generation, top_k, temperature, penalised=length_penalty is not None)
         penalty = generation.length_penalty if length_penalty is None else length_penalty
         if beams == 1 or penalty is None:  # without beams the score is the mean, as in `translation`
             penalty = 1.0

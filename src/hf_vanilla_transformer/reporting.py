@@ -130,11 +130,11 @@ def evaluate_model(
     target.mkdir(parents=True, exist_ok=True)
     generation = model.generation_config
     beams = num_beams or generation.num_beams or 1
-    penalty = generation.length_penalty if length_penalty is None else length_penalty
     search: dict[str, Any] = {"num_beams": beams, "dtype": computing_type(model)}
     if isinstance(model, Ensemble):
         search["models"] = len(model.members)
     if beams > 1:
+        penalty = generation.length_penalty if length_penalty is None else length_penalty
         search["length_penalty"] = 1.0 if penalty is None else penalty
         stored = getattr(generation, "length_penalty_type", None)
         search["length_penalty_type"] = length_penalty_type or stored or "average"
@@ -145,7 +145,7 @@ def evaluate_model(
             tokenizer,
             test_set.sources,
             num_beams=beams,
-            length_penalty=penalty,
+            length_penalty=length_penalty,
             length_penalty_type=length_penalty_type,
             max_tokens_per_batch=max_tokens_per_batch,
             progress=True,

@@ -184,8 +184,8 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
         self.model.generation_config.update(
             num_beams=beams,
             early_stopping=beams > 1,
-            length_penalty=1.0,
-            length_penalty_type="average",
+            length_penalty=self.args.length_penalty if beams > 1 else 1.0,
+            length_penalty_type=self.args.length_penalty_type if beams > 1 else "average",
             max_length=self.eval_max_length,
         )
         try:

@@ -136,7 +136,7 @@ def translate(
     Raises:
         UserError: before anything is translated: a sentence that is longer than the model can read; a
             `length_penalty_type` that is unknown or given to another library's model; a `top_k` or `temperature` that
-            cannot be, or with beams.
+            cannot be, or with beams; a length penalty without beams.
     """
     options = _search_options(model, 1, num_beams, length_penalty, length_penalty_type, top_k, temperature)
     results = _search(model, tokenizer, sentences, options, max_tokens_per_batch, progress, scored=False)
@@ -180,8 +180,9 @@ def _search_options(
     temperature: float | None,
 ) -> dict[str, Any]:
     """Arguments for `generate()`. Those that mean nothing without beams get the values that silence transformers."""
-    beams = beams_for(nbest, num_beams, model.generation_config, top_k, temperature)
     _check_length_penalty_type(model, length_penalty_type)
+    penalised = length_penalty is not None or length_penalty_type is not None
+    beams = beams_for(nbest, num_beams, model.generation_config, top_k, temperature, penalised)
     options: dict[str, Any] = {"num_beams": beams, "num_return_sequences": nbest}
     if top_k is not None:
         options |= {"do_sample": True, "top_k": top_k, "temperature": 1.0 if temperature is None else temperature}
@@ -197,12 +198,13 @@ def beams_for(
     config: GenerationConfig,
     top_k: int | None = None,
     temperature: float | None = None,
+    penalised: bool = False,
 ) -> int:
     """The beams of a search: `num_beams`, or those of the model's `config`; 1 where `top_k` asks for samples.
 
     Raises:
         UserError: a number that is too small; fewer beams than the `nbest` translations that are wanted of them;
-            samples with beams; a temperature without samples.
+            samples with beams; a temperature without samples; a search without beams that is `penalised` for length.
     """
     for name, count, least in (("nbest", nbest, 1), ("num_beams", num_beams, 1), ("top_k", top_k, 0)):
         if count is not None and count < least:
@@ -212,11 +214,12 @@ def beams_for(
             raise UserError(f"top_k draws samples, num_beams={num_beams} searches: give one of them")
         if temperature is not None and not temperature > 0:
             raise UserError(f"temperature: {temperature} is not above 0")
-        return 1
-    if temperature is not None:
+    elif temperature is not None:
         raise UserError("temperature is for samples: give top_k too")
-    beams = num_beams or config.num_beams or 1
-    if nbest > beams:
+    beams = 1 if top_k is not None else num_beams or config.num_beams or 1
+    if beams == 1 and penalised:
+        raise UserError("a length penalty ranks the translations of several beams, and this search has one")
+    if top_k is None and nbest > beams:
         raise UserError(f"{nbest} translations of each sentence need at least as many beams, not {beams}")
     return beams
 
