@@ -9,10 +9,12 @@ from hf_vanilla_transformer import reporting
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.evaluation import p1_bleu, paired_bootstrap, score
 from hf_vanilla_transformer.int8 import quantize_linear_layers
+from hf_vanilla_transformer.provenance import read_record, write_record
 from hf_vanilla_transformer.reporting import (
     TestSet,
     compare,
     evaluate_model,
+    keep_comparison,
     read_hypotheses,
     read_test_sets,
     score_test_set,
@@ -96,6 +98,41 @@ def test_the_record_says_how_was_searched(tmp_path, monkeypatch, tiny_model):
     assert search(num_beams=1) == {"num_beams": 1, "dtype": "float32"}
     quantize_linear_layers(tiny_model)
     assert search(num_beams=1) == {"num_beams": 1, "dtype": "int8"}
+
+
+def test_evaluating_again_keeps_what_was_found_before(tmp_path, monkeypatch, tiny_model):
+    """Other sets with where they come from, comparisons while the translations are the same; of one training only."""
+    written, folder, results = list(RAW), tmp_path / "model", tmp_path / "results"
+    monkeypatch.setattr(reporting, "translate", lambda *inputs, **options: list(written))
+    monkeypatch.setattr(reporting, "provenance", lambda **options: {"commit": str(len(written))})
+    folder.mkdir()
+    write_record({"seed": 1}, folder / "run.json")
+
+    def evaluate(name, **options):
+        test_sets = [TestSet(name, written, written)]
+        return evaluate_model(tiny_model, None, test_sets, folder=folder, target_lang="de", results=results, **options)
+
+    def kept():
+        record = read_record(results / "run.json")["evaluation"]
+        assert record["sets"] == read_record(folder / "evaluation.json")["sets"]
+        return {name: found.get("provenance") for name, found in record["sets"].items()}, "against" in record
+
+    evaluate("one")
+    keep_comparison(results, tmp_path / "other", {})
+    assert kept() == ({"one": None}, True)
+    written.append("more")
+    assert set(evaluate("two")["sets"]) == {"two"}
+    before = {"commit": str(len(RAW))}
+    assert kept() == ({"one": before, "two": None}, True)
+    written[0] += " changed"
+    evaluate("two")
+    assert kept() == ({"one": before, "two": None}, False), "a comparison of other translations"
+    evaluate("three", num_beams=2)
+    assert kept() == ({"three": None}, False), "another search"
+    write_record({"seed": 2}, folder / "run.json")
+    (folder / "evaluation.json").unlink()
+    evaluate("four", num_beams=2)
+    assert kept() == ({"four": None}, False), "another training"
 
 
 def test_files_are_named_after_the_source(tmp_path):

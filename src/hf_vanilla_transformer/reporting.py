@@ -116,11 +116,13 @@ def evaluate_model(
         model, tokenizer: what is evaluated.
         test_sets: from `read_test_sets`.
         folder: the model's; `evaluation.json` goes there, which the model card is filled from. Other test sets that
-            are in it stay if they were searched in the same way. None for an ensemble, which needs `results`.
+            are in it stay if they were searched in the same way, with where they come from. None for an ensemble,
+            which needs `results`.
         target_lang: names the files with the hypotheses, and the tokenizer of P1.
         num_beams, length_penalty, length_penalty_type, max_tokens_per_batch: as in `translation.translate`.
         results: where `<test set>.hyp.<language>` and a `run.json` that joins training and scores go, to be
-            committed or shared; None leaves the hypotheses in `folder`.
+            committed or shared; None leaves the hypotheses in `folder`. What it says of the same training stays as in
+            `folder`, and so do its comparisons while the translations are the same.
 
     Returns:
         the scores of these test sets, as in `evaluation.json`.
@@ -138,7 +140,9 @@ def evaluate_model(
         search["length_penalty"] = 1.0 if penalty is None else penalty
         stored = getattr(generation, "length_penalty_type", None)
         search["length_penalty_type"] = length_penalty_type or stored or "average"
-    record: dict[str, Any] = {"sets": {}, "generation": search, **provenance(device=model.device)}
+    origin = provenance(device=model.device)
+    record: dict[str, Any] = {"sets": {}, "generation": search, **origin}
+    same = True
     for test_set in test_sets:
         hypotheses = translate(
             model,
@@ -151,7 +155,9 @@ def evaluate_model(
             progress=True,
         )
         path = target / f"{test_set.name}.hyp.{target_lang}"
-        path.write_text("".join(f"{line}\n" for line in hypotheses), encoding="utf-8")
+        text = "".join(f"{line}\n" for line in hypotheses)
+        same = same and (not path.exists() or path.read_text(encoding="utf-8") == text)
+        path.write_text(text, encoding="utf-8")
         record["sets"][test_set.name] = {
             "n": len(hypotheses),
             "text": FORMS[test_set.form],
@@ -159,30 +165,42 @@ def evaluate_model(
             "scores": score_test_set(test_set, hypotheses, target_lang),
         }
     if folder and folder.is_dir():
-        write_record(_with_earlier_sets(folder, record), folder / EVALUATION_RECORD)
+        earlier = read_record(folder / EVALUATION_RECORD)
+        write_record(_with_earlier(earlier, record, origin, same), folder / EVALUATION_RECORD)
     if results is not None:
-        write_record(_joined_record(folder, record), results / RUN_RECORD)
+        training, known = _training_record(folder), read_record(results / RUN_RECORD)
+        earlier = known.pop("evaluation", {})
+        evaluation = _with_earlier(earlier, record, origin, same) if training and known == training else record
+        write_record({**training, "evaluation": evaluation}, results / RUN_RECORD)
     return record
 
 
-def _with_earlier_sets(folder: Path, record: dict[str, Any]) -> dict[str, Any]:
-    """The record with the test sets that were evaluated before, by the same search of the same weights.
+def _with_earlier(
+    earlier: dict[str, Any], record: dict[str, Any], origin: dict[str, Any], same: bool
+) -> dict[str, Any]:
+    """The record with what was evaluated before, by the same search of the same weights: training removes the scores
+    of the weights that it replaces.
 
-    Training removes the scores of the weights that it replaces.
+    Args:
+        earlier, record: both as in `evaluation.json`; the first may be empty.
+        origin: the part of `record` that says where it comes from. Test sets of `earlier` keep theirs.
+        same: whether no translation has changed, and comparisons still hold.
     """
-    earlier = read_record(folder / EVALUATION_RECORD)
     if earlier.get("generation") != record["generation"]:
         return record
-    return {**record, "sets": {**earlier["sets"], **record["sets"]}}
+    known = {key: earlier[key] for key in origin}
+    sets = {name: {"provenance": known, **found} for name, found in earlier["sets"].items()}
+    comparisons = {"against": earlier["against"]} if same and "against" in earlier else {}
+    return {**record, **comparisons, "sets": {**sets, **record["sets"]}}
 
 
-def _joined_record(folder: Path | None, evaluation: dict[str, Any]) -> dict[str, Any]:
-    """Training and scores in one record, without the sentences that the cleaning report quotes."""
+def _training_record(folder: Path | None) -> dict[str, Any]:
+    """How the model was trained, without the sentences that the cleaning report quotes; empty where nothing says it."""
     training = read_record(folder / RUN_RECORD) if folder else {}
     report = training.get("data", {}).get("report", {})
     for part in (report, report.get("back_translations", {})):
         part.pop("examples", None)
-    return {**training, "evaluation": evaluation}
+    return training
 
 
 def read_hypotheses(folder: Path, test_set: TestSet, target_lang: str) -> list[str]:
