@@ -185,6 +185,14 @@ class TestTrainingPairs:
         keys = [(3, 1), (0, 1), (5, 1)]
         assert data.__getitems__(keys) == [data[key] for key in keys]
 
+    def test_dropout_makes_no_sentence_longer_than_the_model_reads(self, pairs, tokenizer):
+        dropout, key = SubwordDropout(tokenizer.backend_tokenizer, 0.9), (0, 0)
+        whole, free = TrainingPairs(pairs, 0)[key], TrainingPairs(pairs, 0, dropout, dropout)[key]
+        assert len(whole["input_ids"]) < len(free["input_ids"])
+        assert TrainingPairs(pairs, 0, dropout, dropout, longest=len(whole["input_ids"]))[key] == whole
+        enough = max(map(len, free.values()))
+        assert TrainingPairs(pairs, 0, dropout, dropout, longest=enough)[key] == free
+
     def test_dropout_keeps_the_text(self, pairs, tokenizer):
         dropout = SubwordDropout(tokenizer.backend_tokenizer, 0.4)
         example = TrainingPairs(pairs, 0, dropout, dropout)[(1, 0)]

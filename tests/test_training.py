@@ -493,6 +493,11 @@ def test_the_result_is_the_mean_of_the_checkpoints_files(tmp_path):
     assert model.lm_head.weight is model.model.decoder.embed_tokens.weight is model.model.encoder.embed_tokens.weight
 
 
+def test_fewer_checkpoints_than_were_to_be_averaged_are_said(tmp_path, capsys):
+    run(tmp_path, average_checkpoints=5, save_total_limit=1)
+    assert "weights of the result: last step\n" in capsys.readouterr().out
+
+
 def test_checkpoints_of_a_longer_run_before_are_not_averaged(tmp_path):
     options = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "no", "average_checkpoints": 3}
     output = run(tmp_path, **options, max_steps=8)

@@ -131,7 +131,10 @@ class TrainingArguments(Seq2SeqTrainingArguments):
 
     max_tokens_per_batch: int = field(
         default=4096,
-        metadata={"help": "Tokens of one batch on one device, padding included: pairs times the longest side."},
+        metadata={
+            "help": "Tokens of one batch on one device, padding included: pairs times the longest side, counted "
+            "without subword dropout."
+        },
     )
     learning_rate: float | None = field(
         default=None,

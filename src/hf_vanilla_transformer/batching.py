@@ -133,6 +133,8 @@ class TrainingPairs(Dataset):
             subword dropout.
         seed: what the segmentation depends on, besides the epoch and the pair's place in the data.
         source_dropout, target_dropout: subword dropout of each side, or None.
+        longest: tokens that the model can read; a side that subword dropout makes longer keeps the tokenizer's
+            segmentation.
     """
 
     def __init__(
@@ -141,11 +143,13 @@ class TrainingPairs(Dataset):
         seed: int = 0,
         source_dropout: SubwordDropout | None = None,
         target_dropout: SubwordDropout | None = None,
+        longest: int | None = None,
     ):
         self.pairs = pairs
         self.seed = seed
-        self.source_dropout = source_dropout
-        self.target_dropout = target_dropout
+        sides = (("input_ids", "source", source_dropout), ("labels", "target", target_dropout))
+        self.dropped = [side for side in sides if side[2] is not None]
+        self.longest = longest
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -160,14 +164,12 @@ class TrainingPairs(Dataset):
             {"input_ids": input_ids, "labels": labels}
             for input_ids, labels in zip(columns["input_ids"], columns["labels"], strict=True)
         ]
-        if self.source_dropout is None and self.target_dropout is None:
-            return examples
-        for row, (index, epoch) in enumerate(keys):
+        for row, (index, epoch) in enumerate(keys if self.dropped else ()):
             rng = random.Random(f"{self.seed} {epoch} {index}")
-            if self.source_dropout is not None:
-                examples[row]["input_ids"] = self.source_dropout.encode(columns["source"][row], rng)
-            if self.target_dropout is not None:
-                examples[row]["labels"] = self.target_dropout.encode(columns["target"][row], rng)
+            for name, text, dropout in self.dropped:
+                ids = dropout.encode(columns[text][row], rng)
+                if self.longest is None or len(ids) <= self.longest:
+                    examples[row][name] = ids
         return examples
 
 

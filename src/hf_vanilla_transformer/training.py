@@ -309,7 +309,7 @@ def train(arguments: Arguments, score: Scorer | None = None) -> Path:
             model=model,
             args=args,
             data_collator=PairCollator(model.config.pad_token_id),
-            train_dataset=_training_pairs(corpus, tokenizer_options.subword_dropout, args.seed),
+            train_dataset=_training_pairs(corpus, tokenizer_options.subword_dropout, args.seed, model.config),
             eval_dataset=corpus.validation,
             processing_class=corpus.tokenizer,
             compute_metrics=_text_metrics(corpus, args, score),
@@ -326,6 +326,7 @@ def train(arguments: Arguments, score: Scorer | None = None) -> Path:
         (output / EVALUATION_RECORD).unlink(missing_ok=True)  # scores of the weights that are replaced here
         trainer.save_model()
     if args.process_index == 0:
+        print(f"weights of the result: {averaged}", flush=True)
         record = {
             **origin,
             "seed": args.seed,
@@ -493,13 +494,16 @@ def _require_positions(validation: Dataset | None, config: VanillaTransformerCon
         )
 
 
-def _training_pairs(corpus: PreparedCorpus, subword_dropout: float, seed: int) -> TrainingPairs:
+def _training_pairs(
+    corpus: PreparedCorpus, subword_dropout: float, seed: int, config: VanillaTransformerConfig
+) -> TrainingPairs:
     if not subword_dropout:
         return TrainingPairs(corpus.train.select_columns(["input_ids", "labels"]))
     if not backends(corpus.tokenizer):
         raise UserError(f"subword_dropout needs a tokenizer.json, which a {type(corpus.tokenizer).__name__} has not")
     sides = [SubwordDropout(backend, subword_dropout) for backend in backends(corpus.tokenizer)]
-    return TrainingPairs(corpus.train, seed, *sides)
+    longest = config.max_position_embeddings if config.position_embedding_type == "learned" else None
+    return TrainingPairs(corpus.train, seed, *sides, longest=longest)
 
 
 def _eval_max_length(corpus: PreparedCorpus, longest: int) -> int:
