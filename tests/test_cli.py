@@ -13,6 +13,7 @@ from hf_vanilla_transformer import (
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
     reporting,
+    tokenization_vanilla_transformer,
     translation,
 )
 from hf_vanilla_transformer.card import NOT_CERTIFIED
@@ -472,6 +473,35 @@ def test_options_of_evaluate_reach_the_test_sets_and_the_search(folder, monkeypa
     asked = {"dataset": "x", "config_name": "tok", "splits": ["one", "two"], "streaming": True}
     assert read.items() >= asked.items()
     assert searched.items() >= WANTED.items()
+
+
+@pytest.mark.parametrize(("trained_on", "read_as"), [("tok", "tok"), ("raw", "raw"), ("de-en", None), (None, None)])
+def test_a_model_of_one_form_of_multi30k_is_evaluated_with_that_form(
+    folder, tmp_path, monkeypatch, trained_on, read_as
+):
+    seen, one = [], reporting.TestSet("a", TEXT, TEXT)
+    monkeypatch.setattr(reporting, "read_test_sets", lambda **options: seen.append(options["config_name"]) or [one])
+    monkeypatch.setattr(reporting, "evaluate_model", lambda *_, **options: {"sets": {}})
+    own = shutil.copytree(folder, tmp_path / "own")
+    record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    (own / "run.json").write_text(json.dumps({**record, "data": {"config": trained_on}}))
+    (tmp_path / "multi30k" / "task1").mkdir(parents=True)
+    command = ["evaluate", str(own), "--dataset_name", str(tmp_path / "multi30k")]
+    assert main(command) == main([*command, "--dataset_config_name", "raw"]) == 0
+    assert main(["evaluate", str(own), "--dataset_name", "someone/else"]) == 0
+    assert seen == [read_as, "raw", None]
+
+
+def test_scores_with_case_of_a_model_without_it_are_announced(folder, monkeypatch, capsys):
+    one, warning = reporting.TestSet("a", TEXT, TEXT), "the model writes lower case"
+    monkeypatch.setattr(reporting, "read_test_sets", lambda **options: [one])
+    monkeypatch.setattr(reporting, "evaluate_model", lambda *_, **options: {"sets": {}})
+    command = ["evaluate", str(folder), "--dataset_name", "x"]
+    assert main(command) == 0
+    assert warning not in capsys.readouterr().err
+    monkeypatch.setattr(tokenization_vanilla_transformer, "writes_lower_case", lambda tokenizer: True)
+    assert main(command) == 0
+    assert warning in capsys.readouterr().err
 
 
 def test_options_of_translate_reach_the_search(folder, monkeypatch):

@@ -238,7 +238,10 @@ def _score(argv: Sequence[str]) -> None:
 def _add_test_set_options(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--test_file", nargs="+", help="two aligned text files, or one table")
     parser.add_argument("--dataset_name", help="a Hub id, a saved folder, or a Multi30k folder")
-    parser.add_argument("--dataset_config_name", help="the data set's configuration; for Multi30k raw or tok")
+    parser.add_argument(
+        "--dataset_config_name",
+        help="the data set's configuration; for Multi30k raw or tok, by default that of the training, else raw",
+    )
     parser.add_argument("--test_splits", nargs="+", help="splits of the data set; by default test")
     parser.add_argument("--streaming", action="store_true", help="read a Hub data set without downloading it first")
     parser.add_argument("--source_lang", help="by default that of the model's run.json")
@@ -249,8 +252,8 @@ def _read_test_sets(folder: Path, options: argparse.Namespace) -> list:
     """None at all where none is named. Raises UserError for options that need another one, or exclude it."""
     from dataclasses import replace
 
-    from .corpus import tagged
-    from .reporting import read_test_sets
+    from .corpus import is_multi30k, tagged
+    from .reporting import FORMS, read_test_sets
 
     if options.test_file and options.dataset_name:
         raise UserError("--test_file and --dataset_name: give one of them")
@@ -260,22 +263,27 @@ def _read_test_sets(folder: Path, options: argparse.Namespace) -> list:
     if not (options.test_file or options.dataset_name):
         return []
     source_lang, target_lang = _languages(folder, options)
+    trained = read_record(folder / RUN_RECORD)
+    config_name, trained_on = options.dataset_config_name, trained.get("data", {}).get("config")
+    if config_name is None and is_multi30k(options.dataset_name) and trained_on in FORMS:
+        config_name = trained_on
     test_sets = read_test_sets(
         files=options.test_file or (),
         dataset=options.dataset_name,
-        config_name=options.dataset_config_name,
+        config_name=config_name,
         splits=options.test_splits or ("test",),
         source_lang=source_lang,
         target_lang=target_lang,
         streaming=options.streaming,
     )
-    if read_record(folder / RUN_RECORD).get("recipe", {}).get("directions"):
+    if trained.get("recipe", {}).get("directions"):
         test_sets = [replace(one, sources=[tagged(text, target_lang) for text in one.sources]) for one in test_sets]
     return test_sets
 
 
 def _evaluate(argv: Sequence[str]) -> None:
     from .reporting import compare, evaluate_model, keep_comparison, read_hypotheses
+    from .tokenization_vanilla_transformer import writes_lower_case
 
     parser = _model_parser("evaluate", "Translate test sets; BLEU, chrF, TER with signatures, P1 for Multi30k.")
     _add_test_set_options(parser)
@@ -301,6 +309,8 @@ def _evaluate(argv: Sequence[str]) -> None:
         for test_set in test_sets:
             read_hypotheses(Path(against), test_set, target_lang)  # or else it would fail after the translating
     model, tokenizer = _load(options)
+    if writes_lower_case(tokenizer):
+        print("the model writes lower case: scores of case:mixed count every capital as an error", file=sys.stderr)
     record = evaluate_model(
         model,
         tokenizer,

@@ -229,6 +229,11 @@ def _saved_data_set(folder: Path, config_name: str | None, split: str) -> Iterab
     return splits[split]
 
 
+def is_multi30k(dataset: str | None) -> bool:
+    """Whether this is a Multi30k folder as upstream lays it out."""
+    return dataset is not None and (Path(dataset).expanduser() / "task1").is_dir()
+
+
 def _multi30k_files(folder: Path, config_name: str | None, split: str, languages: list[str]) -> list[Path]:
     config = config_name or "raw"
     if config not in MULTI30K_SUFFIX:
@@ -258,7 +263,7 @@ def _data_set_pairs(
     folder = Path(dataset).expanduser()
     if not folder.is_dir() and not _is_hub_id(dataset):
         raise UserError(f"{dataset}: neither a folder nor the id of a Hub data set (one file is given as a file)")
-    if (folder / "task1").is_dir():
+    if is_multi30k(dataset):
         return _aligned_pairs(*_multi30k_files(folder, config_name, split, languages))
 
     def load() -> Iterable[dict[str, Any]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .corpus import read_pairs
+from .corpus import is_multi30k, read_pairs
 from .ensemble import Ensemble
 from .errors import UserError, require_folder_path
 from .evaluation import PairedBootstrap, p1_bleu, p1_tokens, paired_bootstrap, score
@@ -61,14 +61,14 @@ def read_test_sets(
         pairs = list(read_pairs(files=files, **languages))
         name = Path(files[0]).name.removesuffix(".gz").rsplit(".", 1)[0]
         return [TestSet(name, [pair.source for pair in pairs], [pair.target for pair in pairs])]
-    is_multi30k = dataset is not None and (Path(dataset).expanduser() / "task1").is_dir()
+    in_two_forms = is_multi30k(dataset)
     sets = []
     for split in splits:
         pairs = list(
             read_pairs(dataset=dataset, config_name=config_name, split=split, streaming=streaming, **languages)
         )
         p1_references = None
-        if is_multi30k:
+        if in_two_forms:
             tokenised = read_pairs(dataset=dataset, config_name="tok", split=split, **languages)
             p1_references = [pair.target for pair in tokenised]
         sets.append(
@@ -76,7 +76,7 @@ def read_test_sets(
                 name=split,
                 sources=[pair.source for pair in pairs],
                 references=[pair.target for pair in pairs],
-                form="tok" if is_multi30k and config_name == "tok" else "raw",
+                form="tok" if in_two_forms and config_name == "tok" else "raw",
                 p1_references=p1_references,
             )
         )
