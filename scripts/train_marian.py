@@ -25,6 +25,7 @@ from transformers import (
 from hf_vanilla_transformer import VanillaTransformerConfig
 from hf_vanilla_transformer.arguments import parse_arguments, parse_overrides
 from hf_vanilla_transformer.checkpoints import checkpoint_to_resume
+from hf_vanilla_transformer.corpus import source_description
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.preparation import PreparedCorpus, prepare_corpus, token_lengths
 from hf_vanilla_transformer.provenance import RUN_RECORD, provenance, write_record
@@ -107,7 +108,10 @@ def main(argv: list[str]) -> None:
         "seed": ours.seed,
         "source_lang": data.source_lang,
         "target_lang": data.target_lang,
-        "data": {"description": str(data.dataset_name), "report": corpus.report},
+        "data": {
+            "description": source_description(data.train_file, data.dataset_name, data.dataset_config_name),
+            "report": corpus.report,
+        },
         "parameters": model.num_parameters(),
         "training": {
             "seconds": round(time.time() - started, 1),

@@ -19,9 +19,18 @@ def test_a_gpu_counts_where_it_did_the_work(device, gpu, monkeypatch):
     assert provenance(device=device)["hardware"]["gpu"] == gpu
 
 
-def test_absolute_paths_are_cut_in_either_form():
-    words = ["--output_dir", "/data/me/out", "--output_dir=/data/me/out", "--a=b", "relative/path"]
-    assert without_folders(words) == ["--output_dir", "out", "--output_dir=out", "--a=b", "relative/path"]
+def test_paths_to_elsewhere_are_cut_in_either_form():
+    words = [
+        "--output_dir",
+        "/data/me/out",
+        "--output_dir=/data/me/out",
+        "../me/text",
+        "--a=b",
+        "inside/path",
+        "a ... b",
+    ]
+    cut = ["--output_dir", "out", "--output_dir=out", "text", "--a=b", "inside/path", "a ... b"]
+    assert without_folders(words) == cut
 
 
 @pytest.mark.parametrize(

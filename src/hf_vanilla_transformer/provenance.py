@@ -59,13 +59,14 @@ def write_record(content: dict[str, Any], path: Path) -> None:
 
 
 def without_folders(words: Sequence[str]) -> list[str]:
-    """The same words with absolute paths cut to their last part: records are published, the disk is private."""
+    """The same words with paths to elsewhere cut to their last part: records are published, the disk is private."""
     return [_without_folder(word) for word in words]
 
 
 def _without_folder(word: str) -> str:
     flag, equals, value = word.rpartition("=") if word.startswith("--") else ("", "", word)
-    return f"{flag}{equals}{Path(value).name}" if Path(value).is_absolute() else word
+    path = Path(value)
+    return f"{flag}{equals}{path.name}" if path.is_absolute() or ".." in path.parts else word
 
 
 def _program() -> list[str]:
