@@ -27,6 +27,17 @@ def deterministic():
     torch.use_deterministic_algorithms(False)
 
 
+def test_a_device_without_float64_gets_the_table_from_the_cpu(monkeypatch):
+    """Apple's: here only its name can be asked for."""
+    made, moved, arange = [], [], torch.arange
+    monkeypatch.setattr(
+        torch, "arange", lambda *args, **options: made.append(options["device"]) or arange(*args, **options)
+    )
+    monkeypatch.setattr(torch.Tensor, "to", lambda self, device: moved.append(device) or self)
+    torch.testing.assert_close(sinusoid_table(5, 4, torch.device("mps:0")), sinusoid_table(5, 4))
+    assert (set(made), moved) == ({"cpu", None}, [torch.device("mps:0"), None])
+
+
 class TestTokenEmbedding:
     @pytest.mark.parametrize("scale", [1.0, 16**0.5])
     def test_scale(self, scale):

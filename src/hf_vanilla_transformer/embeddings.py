@@ -28,10 +28,13 @@ def sinusoid_table(num_positions: int, d_model: int, device: torch.device | str 
     Returns:
         (num_positions, d_model), float32, computed in float64.
     """
-    positions = torch.arange(num_positions, dtype=torch.float64, device=device)
-    exponents = torch.arange(0, d_model, 2, dtype=torch.float64, device=device) / d_model
+    exact = {"dtype": torch.float64, "device": device}
+    if device is not None and torch.device(device).type == "mps":  # Apple's GPUs have no float64
+        exact["device"] = "cpu"
+    positions = torch.arange(num_positions, **exact)
+    exponents = torch.arange(0, d_model, 2, **exact) / d_model
     angles = positions[:, None] / 10000.0**exponents  # (positions, D / 2)
-    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :d_model].float()
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :d_model].float().to(device)
 
 
 class SinusoidalPositions(nn.Module):
