@@ -44,4 +44,4 @@ $(VENV)/installed: pyproject.toml $(CONSTRAINTS)
 	touch $@
 
 clean:
-	rm -rf .venv .venv-oldest build dist runs .pytest_cache .ruff_cache
+	rm -rf .venv .venv-oldest build dist .pytest_cache .ruff_cache

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hf_vanilla_transformer.demo import SETTINGS, run_demo
+from hf_vanilla_transformer.errors import UserError
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 SMALL = ["--preset", "test", "--num_train_epochs", "1", "--generation_max_length", "12", "--vocab_size", "500"]
@@ -39,6 +40,16 @@ def test_the_ten_lines_of_the_readme_run_on_its_folder(demo):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 2
+
+
+@pytest.mark.parametrize("name", ["corpus", "training", "model", "pictures"])
+def test_what_no_demo_has_left_is_not_deleted(tmp_path, name):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "mine.txt").touch()
+    with pytest.raises(UserError, match=f"{name} is not of an earlier demo: choose another --output_dir"):
+        run_demo(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name / "mine.txt").exists()
 
 
 @pytest.mark.slow

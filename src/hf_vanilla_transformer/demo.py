@@ -9,7 +9,7 @@ from transformers import AutoModelForSeq2SeqLM
 
 from .arguments import parse_arguments
 from .embedded_corpus import REORDERED_EXAMPLE, EmbeddedCorpus, make_corpus, write_corpus
-from .errors import require_folder_path
+from .errors import UserError, require_folder_path
 from .evaluation import score
 from .inspection import (
     ABLATIONS,
@@ -47,11 +47,19 @@ def run_demo(folder: Path, train_pairs: int = 20000, settings: list[str] = SETTI
 
     Returns:
         BLEU on the held-out test sentences: of the "model", and with each of `inspection.ABLATIONS` switched off.
+
+    Raises:
+        UserError: something of one of these names is there that no demo has left.
     """
     started = time.time()
     require_folder_path(folder)
-    for name in ("corpus", "training", "model", "pictures"):
-        shutil.rmtree(folder / name, ignore_errors=True)
+    places, mark = [folder / name for name in ("corpus", "training", "model", "pictures")], folder / ".demo"
+    for place in places:
+        if place.exists() and not mark.exists():
+            raise UserError(f"{place} is not of an earlier demo: choose another --output_dir")
+        shutil.rmtree(place, ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    mark.touch()
 
     _say("A corpus: English and German sentences of a small grammar")
     corpus = make_corpus(train=train_pairs, validation=200, test=500)
