@@ -383,6 +383,14 @@ class TestPublish:
         push(joint_folder, hub, private=True)
         assert hub.repositories[REPO].private
         assert HfApi(endpoint=hub.endpoint, token=False).repo_exists(REPO) is False
+        push(joint_folder, hub, private=True)
+
+    def test_what_is_public_is_not_taken_for_private(self, joint_folder, hub):
+        push(joint_folder, hub)
+        commits = list(hub.repositories[REPO].commits)
+        with pytest.raises(UserError, match=f"{REPO} is there already and public: hide it on the Hub first, or leave"):
+            push(joint_folder, hub, private=True)
+        assert hub.repositories[REPO].commits == commits
 
     def test_again_without_a_change_commits_nothing(self, joint_folder, hub):
         push(joint_folder, hub)

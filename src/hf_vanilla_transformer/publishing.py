@@ -47,7 +47,7 @@ def publish(
     Args:
         folder: the output folder of a training run; see `export_folder`.
         repo_id: "user/name" on the Hub; the repository is made if it is not there.
-        private: whether a new repository is hidden from others.
+        private: whether the repository is hidden from others; one that is public is not published to then.
         license: the Hub's name of the licence of the weights, such as "cc-by-4.0".
         token: access token; None takes the one of `hf auth login` or of HF_TOKEN.
         endpoint: address of the Hub; None takes HF_ENDPOINT or the public one.
@@ -64,6 +64,10 @@ def publish(
         output = export_folder(folder, Path(scratch) / "model", repo_id=repo_id, license=license)
         with _hub_errors(repo_id, api.endpoint):
             url = api.create_repo(repo_id, private=private, exist_ok=True)
+            if private and not api.repo_info(repo_id).private:
+                raise UserError(
+                    f"{repo_id} is there already and public: hide it on the Hub first, or leave --private out"
+                )
             api.upload_folder(repo_id=repo_id, folder_path=output, commit_message=commit_message)
     return str(url)
 
