@@ -491,9 +491,13 @@ class TestTorch:
         bare.load_state_dict({k.removeprefix(inside): x for k, x in written.items() if k.startswith(inside)})
 
     def test_there_and_back(self, tmp_path):
-        model = own_model(**SEPARATE, **EQUAL_FFN, position_embedding_type="sinusoidal", lm_head_bias=True)
-        export_model(model, "torch", tmp_path / "out.npz")
-        back = import_model(tmp_path / "out.npz", "torch", LayoutOptions(num_heads=4))
+        choices = {"norm_position": "pre", "activation_function": "gelu", "layer_norm_eps": 1e-3}
+        model = own_model(**SEPARATE, **EQUAL_FFN, **choices, position_embedding_type="sinusoidal", lm_head_bias=True)
+        [_, note] = export_model(model, "torch", tmp_path / "out.npz")
+        flags = note.removeprefix("to import it again: ").split()
+        command = ["import", str(tmp_path / "out.npz"), "--format", "torch", "--output", str(tmp_path / "back")]
+        assert main([*command, *flags]) == 0
+        back = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path / "back").eval()
         torch.testing.assert_close(own_logits(back), own_logits(model), atol=0, rtol=0)
 
     def test_other_positions_become_learned_and_can_go_back(self, tmp_path):
@@ -526,7 +530,8 @@ class TestTorch:
         assert notes[0].startswith("the source holds no embeddings")
         assert notes[1].startswith("no tokenizer came with the weights")
         assert notes[2] == (
-            "taken for given: --num_heads 4 --unk_token_id 0 --pad_token_id 1 --bos_token_id 2 --eos_token_id 3 "
+            "taken for given: --num_heads 4 --norm_position post --activation_function relu --layer_norm_eps 1e-05 "
+            "--unk_token_id 0 --pad_token_id 1 --bos_token_id 2 --eos_token_id 3 "
             "--decoder_start_token_id 2: where that is wrong, import again with the right ones"
         )
         assert VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path / "ours").config.vocab_size == V
@@ -952,8 +957,9 @@ class TestFiles:
                     layout.read({**tensors, key: torch.zeros(shape)}, options)
 
     @pytest.mark.parametrize("name", ["a.pt", "a.npz", "a.safetensors"])
-    def test_files_that_are_damaged(self, tmp_path, name):
-        (tmp_path / name).write_bytes(b"PK\x03\x04 no such thing")
+    @pytest.mark.parametrize("content", [b"PK\x03\x04 no such thing", b"", b"\x80\x02."])
+    def test_files_that_are_damaged(self, tmp_path, name, content):
+        (tmp_path / name).write_bytes(content)
         with pytest.raises(UserError, match=rf"{name}: cannot be read as"):
             import_model(tmp_path, "torch")
 

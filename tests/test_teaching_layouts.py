@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.cli import main
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interchange import export_model, import_model
 from hf_vanilla_transformer.teaching_layouts import LAYOUTS
@@ -299,17 +300,23 @@ class TestImport:
 @pytest.mark.parametrize(
     ("name", "ending"), [("annotated", ".pt"), ("conv1d", ".safetensors"), ("hyunwoongko", ".npz"), ("keras", ".npz")]
 )
-def test_through_files(name, ending, tmp_path):
+def test_through_files(name, ending, tmp_path, capsys):
+    """And back with the options that the export names."""
     weights, options, logits = TWINS[name]()
     write_weights(tensors(weights), tmp_path / f"theirs{ending}")
     model = import_model(tmp_path / f"theirs{ending}", name, options)
     assert logit_difference(model, logits, PADDING[name]) < TOLERANCE
     notes = export_model(model, name, tmp_path / f"ours{ending}")
     assert notes[0] == LAYOUTS[name].advice(model.config)
-    heads = model.config.encoder_attention_heads
-    assert notes[1].startswith(f"to import it again: --num_heads {heads} --unk_token_id {model.config.unk_token_id} ")
-    again = import_model(tmp_path / f"ours{ending}", name, options)
+    flags = notes[1].removeprefix("to import it again: ").split()
+    command = ["import", str(tmp_path / f"ours{ending}"), "--format", name, "--output", str(tmp_path / "ours")]
+    assert main([*command, *flags]) == 0
+    again = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path / "ours")
     assert logit_difference(again, logits, PADDING[name]) < TOLERANCE
+    printed = capsys.readouterr().out
+    assert f"taken for given: {' '.join(flags)}: " in printed
+    moved = f"the source pads with token 0, as generate() cannot: padding is now the token {again.config.pad_token_id},"
+    assert (moved in printed) == (PADDING[name] == 0)
 
 
 class TestExport:

@@ -18,10 +18,14 @@ from .modeling_vanilla_transformer import VanillaTransformerForConditionalGenera
 from .reference_layouts import LAYOUTS as REFERENCE_LAYOUTS
 from .teaching_layouts import LAYOUTS as TEACHING_LAYOUTS
 from .weight_files import find_weights, load_own_model, new_folder, read_json, read_weights, write_weights
-from .weight_layout import EMBEDDINGS, Layout, LayoutOptions, State, check_state, own_config
+from .weight_layout import EMBEDDINGS, Layout, LayoutOptions, State, check_state, has_moved_padding, own_config
 
 FORMATS: dict[str, Layout] = {**REFERENCE_LAYOUTS, **TEACHING_LAYOUTS}
 NO_EMBEDDINGS = "the source holds no embeddings: those of the new model are random numbers and have to be trained"
+MOVED_PADDING = (
+    "the source pads with token 0, as generate() cannot: padding is now the token {}, which its tokenizer has to get, "
+    "and further training wants --label_smoothing_factor 0"
+)
 SEARCH_SETTINGS = set(GenerationConfig().to_dict()) - {"transformers_version"}
 
 
@@ -64,19 +68,25 @@ def import_folder(
     model, settings, notes = _import(source, format, options or LayoutOptions())
     model.save_pretrained(output)
     notes.append(import_tokenizer(find_weights(source).parent, output, model.config, settings))
+    if has_moved_padding(model.config, model.state_dict()):
+        notes.append(MOVED_PADDING.format(model.config.pad_token_id))
     if format != "marian":  # whose configuration tells everything
-        flags = _flags(model.config)
+        flags = _flags(model)
         notes.append(f"taken for given: {flags}: where that is wrong, import again with the right ones")
     return notes
 
 
-def _flags(config: VanillaTransformerConfig) -> str:
-    """What weights do not tell of a model, as options of the command line."""
+def _flags(model: VanillaTransformerForConditionalGeneration) -> str:
+    """What foreign weights do not tell of a model, or not all of them, as options of the command line."""
+    config = model.config
     told = {"num_heads": config.encoder_attention_heads}
     if config.decoder_attention_heads != config.encoder_attention_heads:
         told["decoder_num_heads"] = config.decoder_attention_heads
     ids = [f"{role}_token_id" for role in ("unk", "pad", "bos", "eos", "decoder_start")]
-    told |= {name: getattr(config, name) for name in ids}
+    names = ["norm_position", "activation_function", "layer_norm_eps", *ids]
+    told |= {name: getattr(config, name) for name in names}
+    if has_moved_padding(config, model.state_dict()):
+        told["pad_token_id"] = 0
     return " ".join(f"--{name} {value}" for name, value in told.items())
 
 
@@ -107,7 +117,7 @@ def export_model(
     notes = [layout.advice(config)] if layout.advice else []
     if layout.name != "marian":
         write_weights(tensors, output, settings)
-        return [*notes, f"to import it again: {_flags(config)}"]
+        return [*notes, f"to import it again: {_flags(model)}"]
     output = new_folder(output)
     notes += _write_marian_folder(model, tensors, settings or {}, output)
     return notes + ([export_tokenizer(folder, output)] if folder else [])

@@ -102,12 +102,17 @@ def load_own_model(name_or_path: str | Path, **options: Any) -> VanillaTransform
             name_or_path, output_loading_info=True, ignore_mismatched_sizes=True, use_safetensors=True, **options
         )
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{name_or_path}: the weights cannot be read ({str(error).splitlines()[0]})") from error
+        raise UserError(f"{name_or_path}: the weights cannot be read ({_reason(error)})") from error
+    require_whole(name_or_path, report)
+    return model
+
+
+def require_whole(name_or_path: str | Path, report: Mapping[str, Any]) -> None:
+    """Raises UserError where `from_pretrained` reports in its `output_loading_info` that weights did not fit."""
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if wrong := sorted(map(str, report[kind])):
             problem = f"{kind.replace('_', ' ')}: {', '.join(wrong[:3])}"
             raise UserError(f"{name_or_path}: the weights do not fit the configuration: {problem}")
-    return model
 
 
 def new_folder(output: str | Path) -> Path:
@@ -154,15 +159,15 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{path}: cannot be read as safetensors ({str(error).splitlines()[0]})") from error
+        raise UserError(f"{path}: cannot be read as safetensors ({_reason(error)})") from error
 
 
 def _read_npz(path: Path) -> dict[str, Tensor]:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
-    except (OSError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path}: cannot be read as npz of plain arrays ({str(error).splitlines()[0]})") from error
+    except (OSError, EOFError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path}: cannot be read as npz of plain arrays ({_reason(error)})") from error
 
 
 def _read_torch(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -174,14 +179,19 @@ def _read_torch(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             f"{path}: holds more than tensors, and opening that could run foreign code: save the tensors alone, with "
             "torch.save(model.state_dict(), ...)"
         ) from error
-    except (OSError, RuntimeError, EOFError, KeyError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read as a torch file ({str(error).splitlines()[0]})") from error
+    except (OSError, RuntimeError, EOFError, LookupError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read as a torch file ({_reason(error)})") from error
     if not isinstance(loaded, Mapping):
         raise UserError(f"{path}: holds a {type(loaded).__name__} instead of named tensors")
     state = next((loaded[key] for key in STATE_KEYS if isinstance(loaded.get(key), Mapping)), loaded)
     if others := [key for key, value in state.items() if not isinstance(value, Tensor)]:
         raise UserError(f"{path}: {others[0]!r} is not a tensor: save the tensors alone")
     return dict(state), _settings(loaded)
+
+
+def _reason(error: Exception) -> str:
+    """The first line of what it says, or else what it is."""
+    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def _settings(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
@@ -194,4 +204,13 @@ def _settings(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     return dict(settings) if isinstance(settings, Mapping) else {}
 
 
-__all__ = ["find_weights", "new_folder", "read_json", "read_weights", "write_json", "write_weights"]
+__all__ = [
+    "find_weights",
+    "load_own_model",
+    "new_folder",
+    "read_json",
+    "read_weights",
+    "require_whole",
+    "write_json",
+    "write_weights",
+]

@@ -430,8 +430,9 @@ def move_padding(settings: dict[str, Any], state: State) -> tuple[dict[str, Any]
     """The same model with a padding token of its own behind both vocabularies if it pads with token 0.
 
     `generate()` takes 0 for "no padding token". All tokens keep their numbers, and the new one can never come out.
-    Further training leaves it so, because its `label_smoothing` is set to 0: smoothing gives each of V tokens a share
-    of eps / V, this one too, which would cost 100 eps / V at first and make the token as likely as one never seen.
+    Further training leaves it so while `label_smoothing` is 0, as it is set here: smoothing gives each of V tokens a
+    share of eps / V, this one too, which would cost 100 eps / V at first and make the token as likely as one never
+    seen.
 
     Args:
         settings: keyword arguments of `VanillaTransformerConfig`.
@@ -451,14 +452,20 @@ def move_padding(settings: dict[str, Any], state: State) -> tuple[dict[str, Any]
 
 def move_padding_back(config: VanillaTransformerConfig, state: State) -> State:
     """The inverse of `move_padding`, also after further training; a copy of any other state."""
-    padding, bias = config.pad_token_id, state.get(OUTPUT_BIAS)
-    if bias is None or padding != config.vocab_size - 1 or bias[padding] > NEVER / 2:
+    if not has_moved_padding(config, state):
         return dict(state)
+    bias = state[OUTPUT_BIAS]
     rows = source_rows = int((bias > NEVER / 2).nonzero().max()) + 1
     if config.encoder_vocab_size is not None:  # no gradient reaches the rows that were added here: they are still 0
         source_rows = int(state[SOURCE].any(dim=1).nonzero().max()) + 1
     cut = {name: state[name][:rows] for name in (TARGET, OUTPUT, OUTPUT_BIAS)}
     return state | cut | {SOURCE: state[SOURCE][:source_rows]}
+
+
+def has_moved_padding(config: VanillaTransformerConfig, state: State) -> bool:
+    """Whether the padding token is one that `move_padding` has added."""
+    padding, bias = config.pad_token_id, state.get(OUTPUT_BIAS)
+    return bias is not None and padding == config.vocab_size - 1 and bool(bias[padding] <= NEVER / 2)
 
 
 def _with_rows(tensor: Tensor, rows: int, value: float) -> Tensor:
@@ -561,6 +568,7 @@ __all__ = [
     "embedding_fields",
     "final_norm_fields",
     "halved_order",
+    "has_moved_padding",
     "interleaved_order",
     "inverted",
     "is_sinusoid_table",
