@@ -73,6 +73,18 @@ class TestScaledDotProductAttention:
             torch.testing.assert_close(ours, expected, atol=0, rtol=0)
 
     @pytest.mark.parametrize("backend", BACKENDS)
+    def test_other_numbers_of_an_additive_mask_are_added(self, qkv, allowed, backend):
+        """Such as a penalty for distance."""
+        bias = -0.5 * (torch.arange(T)[:, None] - torch.arange(S)).abs().float()
+        query, key, value = qkv
+        expected = (query @ key.transpose(-2, -1) * K**-0.5 + bias).masked_fill(~allowed, -torch.inf).softmax(-1)
+        expected = expected.nan_to_num(0.0) @ value
+        additive = bias.masked_fill(~allowed, torch.finfo(torch.float32).min)
+        context, _ = backend(layer(), *qkv, additive, dropout=0.0, scaling=K**-0.5)
+        some = allowed.any(-1).expand(B, H, T)  # fused kernels take a row of the smallest number for a row of equals
+        torch.testing.assert_close(context.transpose(1, 2)[some], expected[some])
+
+    @pytest.mark.parametrize("backend", BACKENDS)
     def test_a_row_without_keys_is_zero_and_has_finite_gradients(self, qkv, backend):
         allowed = torch.ones(B, 1, T, S, dtype=torch.bool)
         allowed[0, 0, 1] = allowed[1] = False

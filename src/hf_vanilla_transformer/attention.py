@@ -29,8 +29,9 @@ def scaled_dot_product_attention(
         module: the calling layer; unused here, the other backends read from it.
         query: (B, H, T, K).
         key, value: (B, H, S, K).
-        mask: broadcastable to (B, H, T, S); boolean with True = may attend, or additive with 0 = may attend.
-            A query that may attend to nothing gets zeros, as in PyTorch's fused kernels.
+        mask: broadcastable to (B, H, T, S); boolean with True = may attend, or numbers that are added to the scores,
+            of which the smallest and -inf forbid. A query that may attend to nothing gets zeros, as in PyTorch's
+            fused kernels.
         scaling: 1 / sqrt(d_k).
         dropout: probability of dropping a weight.
 
@@ -41,7 +42,11 @@ def scaled_dot_product_attention(
     if mask is None:
         weights = scores.softmax(dim=-1)
     else:
-        forbidden = mask.logical_not() if mask.dtype == torch.bool else mask != 0
+        if mask.dtype == torch.bool:
+            forbidden = mask.logical_not()
+        else:
+            forbidden = mask <= torch.finfo(mask.dtype).min
+            scores = scores + mask.masked_fill(forbidden, 0.0)
         scores = scores.masked_fill(forbidden, torch.finfo(scores.dtype).min)
         # A row without any allowed key is uniform after the softmax; the second fill turns it into zeros.
         weights = scores.softmax(dim=-1).masked_fill(forbidden, 0.0)
