@@ -40,6 +40,9 @@ def members(request):
 def test_the_next_word_has_the_mean_probability(members):
     found = Ensemble(members)(SOURCE, SOURCE.ne(PAD), TARGET).logits
     torch.testing.assert_close(found, mean_log_probabilities(members, SOURCE, TARGET))
+    torch.testing.assert_close(Ensemble(members)(SOURCE, decoder_input_ids=TARGET).logits, found)
+    with pytest.raises(ValueError, match="an ensemble is not trained: it has no loss of labels"):
+        Ensemble(members)(SOURCE, labels=TARGET)
 
 
 def test_beam_search_is_that_of_the_mean(members):

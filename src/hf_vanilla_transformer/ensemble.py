@@ -59,13 +59,21 @@ class Ensemble(VanillaTransformerForConditionalGeneration):
         decoder_input_ids: Tensor | None = None,
         encoder_outputs: BaseModelOutput | None = None,
         past_key_values: EncoderDecoderCache | None = None,
+        labels: None = None,
         **kwargs: Any,
     ) -> Seq2SeqLMOutput:
         """As the members do.
 
         Returns:
             logits: (B, T, V), logarithms of the mean probabilities, in float32.
+
+        Raises:
+            ValueError: `labels`, which have no loss here.
         """
+        if labels is not None:
+            raise ValueError("an ensemble is not trained: it has no loss of labels")
+        if attention_mask is None and input_ids is not None:
+            attention_mask = input_ids.ne(self.config.pad_token_id)
         if encoder_outputs is None:
             encoder_outputs = self.get_encoder()(input_ids, attention_mask=attention_mask)
         widths = [member.config.d_model for member in self.members]
