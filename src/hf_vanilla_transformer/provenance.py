@@ -64,9 +64,9 @@ def without_folders(words: Sequence[str]) -> list[str]:
 
 
 def _without_folder(word: str) -> str:
-    flag, equals, value = word.rpartition("=") if word.startswith("--") else ("", "", word)
+    flag, equals, value = word.partition("=") if word.startswith("--") and "=" in word else ("", "", word)
     path = Path(value)
-    return f"{flag}{equals}{path.name}" if path.is_absolute() or ".." in path.parts else word
+    return f"{flag}{equals}{path.name}" if path.is_absolute() or {"..", "~"} & {*path.parts} else word
 
 
 def _program() -> list[str]:
