@@ -20,9 +20,11 @@ from .loss import IGNORED
 from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .search import LENGTH_PENALTY_TYPES
 from .tokenization_vanilla_transformer import load_tokenizer, require_fit, same_tokenizer
+from .weight_files import require_whole
 
 # Where generation_config names no maximum, that of section 6.1: "input length + 50"; here the longest of a batch.
 EXTRA_LENGTH = 50
+TOKENS_WITH_LOGITS = 4096  # of a batch whose logits are held as a whole
 
 
 class Hypothesis(NamedTuple):
@@ -61,7 +63,8 @@ def load_model(
         trust_remote_code: run the code that lies beside the weights.
 
     Raises:
-        UserError: there is no model, or its tokenizer does not fit it; no such device; 8-bit weights on a GPU.
+        UserError: there is no model, it is not whole, or its tokenizer does not fit it; no such device; 8-bit weights
+            on a GPU.
     """
     path = Path(name_or_path)
     if not path.exists() and (path.is_absolute() or (path.parent.is_dir() and path.parent != Path())):
@@ -72,12 +75,14 @@ def load_model(
         raise UserError(f"{name_or_path} holds ONNX graphs: name the folder that they were exported from")
     float_type = "float32" if dtype == "int8" else dtype
     try:
-        model = AutoModelForSeq2SeqLM.from_pretrained(
-            name_or_path, dtype=float_type, trust_remote_code=trust_remote_code
+        model, report = AutoModelForSeq2SeqLM.from_pretrained(
+            name_or_path, dtype=float_type, trust_remote_code=trust_remote_code, output_loading_info=True
         )
         tokenizer = load_tokenizer(name_or_path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, SafetensorError) as error:
         raise UserError(f"{name_or_path}: no model to load ({' '.join(str(error).split())})") from error
+    if model.config.model_type == VanillaTransformerConfig.model_type:
+        require_whole(name_or_path, report)
     require_fit(tokenizer, model.config)
     try:
         model = model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
@@ -165,8 +170,8 @@ def translate_nbest(
         UserError: as `translate`; or more translations than beams.
     """
     options = _search_options(model, nbest, num_beams, length_penalty, length_penalty_type, top_k, temperature)
-    if top_k is not None or not isinstance(model, VanillaTransformerForConditionalGeneration):
-        options |= _that_tells_scores(options)
+    if options["num_beams"] > 1 and not isinstance(model, VanillaTransformerForConditionalGeneration):
+        options["output_scores"] = True
     return _search(model, tokenizer, sentences, options, max_tokens_per_batch, progress, scored=True)
 
 
@@ -224,11 +229,6 @@ def beams_for(
     return beams
 
 
-def _that_tells_scores(options: dict[str, Any]) -> dict[str, bool]:
-    """With which transformers says how probable its translations are: with beams their scores, otherwise the logits."""
-    return {"output_scores" if options["num_beams"] > 1 else "output_logits": True}
-
-
 def _check_length_penalty_type(model: PreTrainedModel, name: str | None) -> None:
     if name is None:
         return
@@ -267,7 +267,7 @@ def score_pairs(
     sources: Sequence[str],
     targets: Sequence[str],
     *,
-    max_tokens_per_batch: int = 4096,
+    max_tokens_per_batch: int = TOKENS_WITH_LOGITS,
     progress: bool = False,
 ) -> list[PairScore]:
     """The log-probability of each given translation, in the order of the input.
@@ -359,21 +359,29 @@ def _generate(
         return_dict_in_generate=scored,
     )
     output = generate(**options)
-    if scored and output.get("sequences_scores") is None and output.logits is None:
-        options |= _that_tells_scores(options)  # it was transformers that searched
+    if scored and options["num_beams"] > 1 and output.get("sequences_scores") is None:
+        options["output_scores"] = True  # it was transformers that searched
         output = generate(**options)
     texts = tokenizer.batch_decode(output.sequences if scored else output, skip_special_tokens=True)
-    scores = _search_scores(model, tokenizer, output) if scored else [0.0] * len(texts)
+    scores = _search_scores(model, tokenizer, sources, output) if scored else [0.0] * len(texts)
     return [Hypothesis(text, score) for text, score in zip(texts, scores, strict=True)]
 
 
-def _search_scores(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, output: ModelOutput) -> list[float]:
-    """What beam search ranks by; transformers does not say it without beams, so the steps are summed up."""
+def _search_scores(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sources: list[list[int]], output: ModelOutput
+) -> list[float]:
+    """What beam search ranks by. transformers does not say it without beams, where it is the mean log-probability; the
+    logits of all steps, which it would give, fill the memory."""
     if output.get("sequences_scores") is not None:
         return output.sequences_scores.tolist()
-    steps = model.compute_transition_scores(output.sequences, output.logits, normalize_logits=True)
-    real = output.sequences[:, 1:].ne(tokenizer.pad_token_id)
-    return (steps.masked_fill(~real, 0.0).sum(dim=1) / real.sum(dim=1)).tolist()
+    targets = [row[row.ne(tokenizer.pad_token_id)].tolist() for row in output.sequences[:, 1:]]
+    sources = [source for source in sources for _ in range(len(targets) // len(sources))]
+    at_once = max(1, TOKENS_WITH_LOGITS // max(map(len, [*sources, *targets])))
+    scores = []
+    for start in range(0, len(targets), at_once):
+        part = slice(start, start + at_once)
+        scores += _score_batch(model, sources[part], targets[part])
+    return [score.log_probability / score.tokens for score in scores]
 
 
 @torch.inference_mode()
