@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from hf_vanilla_transformer import (
     VanillaTransformerConfig,
@@ -305,8 +306,9 @@ def test_evaluate_writes_scores_and_hypotheses_and_compares(folder, tmp_path, ca
     assert f"the scores are in {folder / 'evaluation.json'}, for the model card" in capsys.readouterr().err
     sets = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))["sets"]
     assert {name: entry["n"] for name, entry in sets.items()} == {"news": len(TEXT), "other": 2}
+    assert "not any more" not in capsys.readouterr().err
     assert main(["evaluate", str(folder), "--test_file", *other, "--num_beams", "2"]) == 0
-    capsys.readouterr()
+    assert "those of news, which were searched in another way, are not any more" in capsys.readouterr().err
     sets = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))["sets"]
     assert set(sets) == {"other"}  # one beam and two are not to be mixed
     perfect = tmp_path / "perfect"
@@ -502,6 +504,28 @@ def test_scores_with_case_of_a_model_without_it_are_announced(folder, monkeypatc
     monkeypatch.setattr(tokenization_vanilla_transformer, "writes_lower_case", lambda tokenizer: True)
     assert main(command) == 0
     assert warning in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["translate", "evaluate", "score"])
+def test_a_model_that_is_not_whole_is_not_used(folder, tmp_path, capsys, command):
+    """transformers would fill the gap with random numbers."""
+    broken, text = shutil.copytree(folder, tmp_path / "broken"), write(tmp_path / "text", TEXT)
+    weights = load_file(broken / "model.safetensors")
+    del weights["model.decoder.stack.layers.0.encoder_attn.q_proj.weight"]
+    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
+    rest = {"translate": ["a"], "evaluate": ["--test_file", text, text], "score": [text, text]}[command]
+    problem = (
+        "broken: the weights do not fit the configuration: missing keys: model.decoder.stack.layers.0.encoder_attn"
+    )
+    assert problem in complaint(capsys, [command, str(broken), *rest])
+
+
+def test_translations_are_utf8_whatever_the_terminal_is(folder, monkeypatch):
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr(translation, "translate", lambda *_, **options: ["žluťoučký kůň"])
+    assert main(["translate", str(folder), "a"]) == 0
+    assert terminal.buffer.getvalue().decode("utf-8") == "žluťoučký kůň\n"
 
 
 def test_options_of_translate_reach_the_search(folder, monkeypatch):

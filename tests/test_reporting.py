@@ -4,6 +4,7 @@ import gzip
 import json
 
 import pytest
+import torch
 
 from hf_vanilla_transformer import reporting
 from hf_vanilla_transformer.errors import UserError
@@ -101,7 +102,7 @@ def test_the_record_says_how_was_searched(tmp_path, monkeypatch, tiny_model):
 
 
 def test_evaluating_again_keeps_what_was_found_before(tmp_path, monkeypatch, tiny_model):
-    """Other sets with where they come from, comparisons while the translations are the same; of one training only."""
+    """Other sets with where they come from, comparisons while the translations are the same; of one model only."""
     written, folder, results = list(RAW), tmp_path / "model", tmp_path / "results"
     monkeypatch.setattr(reporting, "translate", lambda *inputs, **options: list(written))
     monkeypatch.setattr(reporting, "provenance", lambda **options: {"commit": str(len(written))})
@@ -129,10 +130,15 @@ def test_evaluating_again_keeps_what_was_found_before(tmp_path, monkeypatch, tin
     assert kept() == ({"one": before, "two": None}, False), "a comparison of other translations"
     evaluate("three", num_beams=2)
     assert kept() == ({"three": None}, False), "another search"
-    write_record({"seed": 2}, folder / "run.json")
-    (folder / "evaluation.json").unlink()
+    with torch.no_grad():
+        tiny_model.lm_head.weight[0] += 1
     evaluate("four", num_beams=2)
-    assert kept() == ({"four": None}, False), "another training"
+    assert kept() == ({"four": None}, False), "other weights"
+    with pytest.raises(UserError, match=r"^num_beams: 0 is below 1$"):
+        evaluate("five", num_beams=0)
+    (results / "config.json").touch()
+    with pytest.raises(UserError, match="results is the folder of a model: name another one for the results"):
+        evaluate("five")
 
 
 def test_files_are_named_after_the_source(tmp_path):

@@ -102,13 +102,20 @@ def _read_lines(path: str) -> list[str]:
 def _write_lines(lines: Sequence[str], path: str | None) -> None:
     text = "".join(f"{line}\n" for line in lines)
     if path is None:
-        sys.stdout.write(text)
+        _print_text(text)
         return
     try:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
-        sys.stdout.write(text)  # what has been computed is not lost with the file
+        _print_text(text)  # what has been computed is not lost with the file
         raise UserError(f"{path}: cannot be written ({error.strerror}); the result is on standard output") from error
+
+
+def _print_text(text: str) -> None:
+    """In UTF-8, as text is read, whatever the terminal's encoding is."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(text.encode("utf-8"))
+    sys.stdout.buffer.flush()
 
 
 def _translate(argv: Sequence[str]) -> None:
@@ -211,13 +218,13 @@ def _load_engine(options: argparse.Namespace, many: bool):
 def _score(argv: Sequence[str]) -> None:
     from math import exp
 
-    from .translation import score_pairs
+    from .translation import TOKENS_WITH_LOGITS, score_pairs
 
     parser = _model_parser("score", "A line for each pair: natural log-probability of the translation, its tokens.")
     parser.add_argument("source", help="text file, one sentence per line")
     parser.add_argument("target", help="text file, the translations")
     parser.add_argument("--output", help="a text file; by default standard output")
-    parser.set_defaults(max_tokens_per_batch=4096)  # the logits of all of them are held
+    parser.set_defaults(max_tokens_per_batch=TOKENS_WITH_LOGITS)
     options = parser.parse_args(argv)
     sources, targets = _read_lines(options.source), _read_lines(options.target)
     model, tokenizer = _load(options)
@@ -311,6 +318,7 @@ def _evaluate(argv: Sequence[str]) -> None:
     model, tokenizer = _load(options)
     if writes_lower_case(tokenizer):
         print("the model writes lower case: scores of case:mixed count every capital as an error", file=sys.stderr)
+    before = read_record(folder / EVALUATION_RECORD).get("sets", {})
     record = evaluate_model(
         model,
         tokenizer,
@@ -325,13 +333,19 @@ def _evaluate(argv: Sequence[str]) -> None:
     )
     _print_scores(record)
     if folder.is_dir() and not options.ensemble:
-        print(f"the scores are in {folder / EVALUATION_RECORD}, for the model card", file=sys.stderr)
+        _say_what_the_card_gets(folder, before)
     for against in options.against:
         verdicts = compare(Path(against), results or folder, test_sets, target_lang)
         for name, verdict in verdicts.items():
             print(f"{name}: {verdict.in_words(a=against, b=options.model)}")
         if results:
             keep_comparison(results, Path(against), verdicts)
+
+
+def _say_what_the_card_gets(folder: Path, before: Mapping[str, object]) -> None:
+    print(f"the scores are in {folder / EVALUATION_RECORD}, for the model card", file=sys.stderr)
+    if gone := sorted(before.keys() - read_record(folder / EVALUATION_RECORD).get("sets", {}).keys()):
+        print(f"those of {', '.join(gone)}, which were searched in another way, are not any more", file=sys.stderr)
 
 
 def _print_scores(record: dict) -> None:
@@ -359,7 +373,7 @@ def _publish(argv: Sequence[str]) -> None:
     parser.add_argument("folder", help="the output folder of a training")
     parser.add_argument("repo_id", help="user/name on the Hub")
     parser.add_argument("--license", help="the licence of the weights as the Hub names it, such as cc-by-4.0")
-    parser.add_argument("--private", action="store_true", help="make a new repository private")
+    parser.add_argument("--private", action="store_true", help="hide the repository from others")
     parser.add_argument("--output", help="write the folder here instead of uploading it")
     options = parser.parse_args(argv)
     if options.output:

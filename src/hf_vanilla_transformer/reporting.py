@@ -6,6 +6,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .corpus import is_multi30k, read_pairs
@@ -14,7 +16,7 @@ from .errors import UserError, require_folder_path
 from .evaluation import PairedBootstrap, p1_bleu, p1_tokens, paired_bootstrap, score
 from .int8 import computing_type
 from .provenance import EVALUATION_RECORD, RUN_RECORD, provenance, read_record, write_record
-from .translation import translate
+from .translation import beams_for, translate
 
 VALIDATION = "validation"  # the split's name in Multi30k and most data sets of the Hub
 FORMS = {"raw": "raw detokenised", "tok": "lower-cased tokenised"}  # how records name them
@@ -121,17 +123,23 @@ def evaluate_model(
         target_lang: names the files with the hypotheses, and the tokenizer of P1.
         num_beams, length_penalty, length_penalty_type, max_tokens_per_batch: as in `translation.translate`.
         results: where `<test set>.hyp.<language>` and a `run.json` that joins training and scores go, to be
-            committed or shared; None leaves the hypotheses in `folder`. What it says of the same training stays as in
+            committed or shared; None leaves the hypotheses in `folder`. What it says of the same model stays as in
             `folder`, and so do its comparisons while the translations are the same.
 
     Returns:
         the scores of these test sets, as in `evaluation.json`.
+
+    Raises:
+        UserError: `results` is the folder of a model; what `translate` raises.
     """
+    generation = model.generation_config
+    penalised = length_penalty is not None or length_penalty_type is not None
+    beams = beams_for(1, num_beams, generation, penalised=penalised)
     target = results or folder
     require_folder_path(target)
+    if results is not None and (results / "config.json").exists():
+        raise UserError(f"{results} is the folder of a model: name another one for the results")
     target.mkdir(parents=True, exist_ok=True)
-    generation = model.generation_config
-    beams = num_beams or generation.num_beams or 1
     search: dict[str, Any] = {"num_beams": beams, "dtype": computing_type(model)}
     if isinstance(model, Ensemble):
         search["models"] = len(model.members)
@@ -141,7 +149,7 @@ def evaluate_model(
         stored = getattr(generation, "length_penalty_type", None)
         search["length_penalty_type"] = length_penalty_type or stored or "average"
     origin = provenance(device=model.device)
-    record: dict[str, Any] = {"sets": {}, "generation": search, **origin}
+    record: dict[str, Any] = {"sets": {}, "generation": search, "weights_sha256": _weights_fingerprint(model), **origin}
     same = True
     for test_set in test_sets:
         hypotheses = translate(
@@ -168,30 +176,37 @@ def evaluate_model(
         earlier = read_record(folder / EVALUATION_RECORD)
         write_record(_with_earlier(earlier, record, origin, same), folder / EVALUATION_RECORD)
     if results is not None:
-        training, known = _training_record(folder), read_record(results / RUN_RECORD)
-        earlier = known.pop("evaluation", {})
-        evaluation = _with_earlier(earlier, record, origin, same) if training and known == training else record
-        write_record({**training, "evaluation": evaluation}, results / RUN_RECORD)
+        evaluation = _with_earlier(read_record(results / RUN_RECORD).get("evaluation", {}), record, origin, same)
+        write_record({**_training_record(folder), "evaluation": evaluation}, results / RUN_RECORD)
     return record
 
 
 def _with_earlier(
     earlier: dict[str, Any], record: dict[str, Any], origin: dict[str, Any], same: bool
 ) -> dict[str, Any]:
-    """The record with what was evaluated before, by the same search of the same weights: training removes the scores
-    of the weights that it replaces.
+    """The record with what was evaluated before, by the same search of the same weights.
 
     Args:
         earlier, record: both as in `evaluation.json`; the first may be empty.
         origin: the part of `record` that says where it comes from. Test sets of `earlier` keep theirs.
         same: whether no translation has changed, and comparisons still hold.
     """
-    if earlier.get("generation") != record["generation"]:
+    if any(earlier.get(key) != record[key] for key in ("generation", "weights_sha256")):
         return record
     known = {key: earlier[key] for key in origin}
     sets = {name: {"provenance": known, **found} for name, found in earlier["sets"].items()}
     comparisons = {"against": earlier["against"]} if same and "against" in earlier else {}
     return {**record, **comparisons, "sets": {**sets, **record["sets"]}}
+
+
+def _weights_fingerprint(model: PreTrainedModel) -> str:
+    """The same for the same parameters; what int8 has packed is left out."""
+    digest = sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        if isinstance(tensor, Tensor):
+            digest.update(name.encode())
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def _training_record(folder: Path | None) -> dict[str, Any]:
