@@ -24,12 +24,24 @@ def test_paths_to_elsewhere_are_cut_in_either_form():
         "--output_dir",
         "/data/me/out",
         "--output_dir=/data/me/out",
+        "--output_dir=/data/me/lr=1e-3",
         "../me/text",
+        "~/me/valid",
         "--a=b",
         "inside/path",
         "a ... b",
     ]
-    cut = ["--output_dir", "out", "--output_dir=out", "text", "--a=b", "inside/path", "a ... b"]
+    cut = [
+        "--output_dir",
+        "out",
+        "--output_dir=out",
+        "--output_dir=lr=1e-3",
+        "text",
+        "valid",
+        "--a=b",
+        "inside/path",
+        "a ... b",
+    ]
     assert without_folders(words) == cut
 
 
