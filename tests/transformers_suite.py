@@ -171,13 +171,15 @@ def unpack(archive: Path, folder: Path):
     with tarfile.open(archive) as distribution:
         for member in distribution.getmembers():
             _, _, inside = member.name.partition("/")
-            if inside.startswith("tests/") and member.isfile():
-                member.name = inside.removeprefix("tests/")
-                distribution.extract(member, folder, filter="data")
+            if inside.startswith("tests/") and ".." not in Path(inside).parts and member.isfile():
+                write(folder / inside.removeprefix("tests/"), distribution.extractfile(member).read())
     for name, text in STUBS.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        write(folder / name, text.encode())
+
+
+def write(path: Path, content: bytes):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
 
 
 def run(folder: Path, modules: list[Path]) -> list[Outcome]:
