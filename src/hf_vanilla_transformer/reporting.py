@@ -200,12 +200,12 @@ def _with_earlier(
 
 
 def _weights_fingerprint(model: PreTrainedModel) -> str:
-    """The same for the same parameters; what int8 has packed is left out."""
+    """The same for the same parameters; those that are packed or sharded are left out."""
     digest = sha256()
     for name, tensor in sorted(model.state_dict().items()):
-        if isinstance(tensor, Tensor):
+        if type(tensor) is Tensor:
             digest.update(name.encode())
-            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+            digest.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy())
     return digest.hexdigest()
 
 
