@@ -345,7 +345,7 @@ def _evaluate(argv: Sequence[str]) -> None:
 def _say_what_the_card_gets(folder: Path, before: Mapping[str, object]) -> None:
     print(f"the scores are in {folder / EVALUATION_RECORD}, for the model card", file=sys.stderr)
     if gone := sorted(before.keys() - read_record(folder / EVALUATION_RECORD).get("sets", {}).keys()):
-        print(f"those of {', '.join(gone)}, which were searched in another way, are not any more", file=sys.stderr)
+        print(f"those of {', '.join(gone)} were searched in another way and are not in it any more", file=sys.stderr)
 
 
 def _print_scores(record: dict) -> None:

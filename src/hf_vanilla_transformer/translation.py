@@ -79,7 +79,7 @@ def load_model(
             name_or_path, dtype=float_type, trust_remote_code=trust_remote_code, output_loading_info=True
         )
         tokenizer = load_tokenizer(name_or_path, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UserError(f"{name_or_path}: no model to load ({' '.join(str(error).split())})") from error
     if model.config.model_type == VanillaTransformerConfig.model_type:
         require_whole(name_or_path, report)
