@@ -51,6 +51,7 @@ from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.arguments import parse_arguments
 from hf_vanilla_transformer.batching import PairCollator, TokenBatchSampler, TrainingPairs
 from hf_vanilla_transformer.corpus import read_pairs
+from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.int8 import quantize_linear_layers
 from hf_vanilla_transformer.preparation import prepare_corpus, token_lengths
 from hf_vanilla_transformer.translation import load_model, translate
@@ -374,4 +375,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except UserError as error:
+        sys.exit(f"benchmark.py: {error}")

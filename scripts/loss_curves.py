@@ -37,6 +37,7 @@ from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerF
 from hf_vanilla_transformer.arguments import Arguments, TrainingArguments, parse_arguments, parse_overrides
 from hf_vanilla_transformer.batching import PairCollator, TokenBatchSampler, TrainingPairs
 from hf_vanilla_transformer.dropout import Dropout
+from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.loss import IGNORED
 from hf_vanilla_transformer.preparation import PreparedCorpus, prepare_corpus, token_lengths
 from hf_vanilla_transformer.provenance import provenance
@@ -211,4 +212,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except UserError as error:
+        sys.exit(f"loss_curves.py: {error}")

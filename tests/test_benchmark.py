@@ -4,6 +4,9 @@ import argparse
 import importlib
 import json
 import operator
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -280,3 +283,18 @@ def test_workers_translate_and_end(script, shared_data, tmp_path):
     benchmark.prepare(options)
     engine = turns.Engine(benchmark.forced_translation, (benchmark.WORKERS, "float32", 1, benchmark.TINY))
     assert turns.take_turns(options, {"workers": engine})["workers"][0]["work"] == 200
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("benchmark", ["--only", "one step, multi30k-tiny"]),
+        ("loss_curves", []),
+    ],
+)
+def test_a_mistake_is_one_line(name, options, tmp_path):
+    command = [sys.executable, str(SCRIPTS / f"{name}.py"), "--dataset_name", str(tmp_path / "nowhere"), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert re.search(rf"^{name}\.py: .*nowhere", done.stderr, re.MULTILINE)
+    assert "Traceback" not in done.stderr
