@@ -269,20 +269,21 @@ class SubwordDropout:
         return [*ids, self.eos_id]
 
     def _segment(self, word: str, rng: random.Random) -> list[str]:
-        parts = list(word)
-        while len(parts) > 1:
-            best_rank, best = min(
-                (
-                    (rank, position)
-                    for position, pair in enumerate(itertools.pairwise(parts))
-                    if (rank := self.ranks.get(pair)) is not None and rng.random() >= self.probability
-                ),
-                default=(None, None),
-            )
-            if best_rank is None:
-                break
-            parts[best : best + 2] = ["".join(parts[best : best + 2])]
-        return parts
+        parts, never = list(word), len(self.ranks)
+        rank_of, draw, probability = self.ranks.get, rng.random, self.probability
+        ranks = [rank_of(pair, never) for pair in itertools.pairwise(parts)]  # of each pair of neighbours
+        while True:
+            best, lowest = None, never
+            for position, rank in enumerate(ranks):
+                if rank < lowest and draw() >= probability:  # whether a worse one is left out makes no difference
+                    best, lowest = position, rank
+            if best is None:
+                return parts
+            parts[best : best + 2] = [parts[best] + parts[best + 1]]
+            del ranks[best]
+            for left in (best - 1, best):
+                if 0 <= left < len(ranks):
+                    ranks[left] = rank_of((parts[left], parts[left + 1]), never)
 
 
 __all__ = [
