@@ -291,16 +291,7 @@ def score_pairs(
         if not ids or not targets[line - 1].strip():
             raise UserError(f"line {line}: an empty sentence has no score")
         _require_length(line, len(label), limit)
-    lengths = [[0] * max(len(ids), len(label)) for ids, label in zip(encoded, labels, strict=True)]
-    longest_first = sorted(range(len(encoded)), key=lambda row: -len(lengths[row]))
-    results: list[PairScore | None] = [None] * len(encoded)
-    with tqdm(total=len(encoded), unit=" pairs", disable=not progress) as bar:
-        for rows in _batches(longest_first, lengths, max_tokens_per_batch):
-            scores = _score_batch(model, [encoded[row] for row in rows], [labels[row] for row in rows])
-            for row, score in zip(rows, scores, strict=True):
-                results[row] = score
-            bar.update(len(rows))
-    return results
+    return _score_encoded(model, encoded, labels, max_tokens_per_batch, progress)
 
 
 def check_lengths(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sentences: Sequence[str]) -> None:
@@ -376,12 +367,24 @@ def _search_scores(
         return output.sequences_scores.tolist()
     targets = [row[row.ne(tokenizer.pad_token_id)].tolist() for row in output.sequences[:, 1:]]
     sources = [source for source in sources for _ in range(len(targets) // len(sources))]
-    at_once = max(1, TOKENS_WITH_LOGITS // max(map(len, [*sources, *targets])))
-    scores = []
-    for start in range(0, len(targets), at_once):
-        part = slice(start, start + at_once)
-        scores += _score_batch(model, sources[part], targets[part])
+    scores = _score_encoded(model, sources, targets, TOKENS_WITH_LOGITS, progress=False)
     return [score.log_probability / score.tokens for score in scores]
+
+
+def _score_encoded(
+    model: PreTrainedModel, sources: list[list[int]], targets: list[list[int]], max_tokens: int, progress: bool
+) -> list[PairScore]:
+    """Scores of token ids, in batches of at most `max_tokens` of the longer side."""
+    lengths = [[0] * max(len(source), len(target)) for source, target in zip(sources, targets, strict=True)]
+    longest_first = sorted(range(len(sources)), key=lambda row: -len(lengths[row]))
+    results: list[PairScore | None] = [None] * len(sources)
+    with tqdm(total=len(sources), unit=" pairs", disable=not progress) as bar:
+        for rows in _batches(longest_first, lengths, max_tokens):
+            scores = _score_batch(model, [sources[row] for row in rows], [targets[row] for row in rows])
+            for row, score in zip(rows, scores, strict=True):
+                results[row] = score
+            bar.update(len(rows))
+    return results
 
 
 @torch.inference_mode()
