@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.errors import on_one_line
 from hf_vanilla_transformer.provenance import provenance
 from results_table import backends
 
@@ -160,7 +161,7 @@ def measured(teacher: VanillaTransformerForConditionalGeneration, name: str, dty
         try:
             row[column] = difference(measure(model, side), measure(teacher, side))
         except (NotImplementedError, RuntimeError, ValueError) as error:
-            row[column] = {"reason": " ".join(str(error).split())}
+            row[column] = {"reason": on_one_line(error)}
     return row
 
 

@@ -14,7 +14,7 @@ import yaml
 from transformers import HfArgumentParser, Seq2SeqTrainingArguments
 
 from .configuration_vanilla_transformer import PRESETS, VanillaTransformerConfig
-from .errors import UserError
+from .errors import UserError, on_one_line
 from .search import LENGTH_PENALTY_TYPES
 from .tokenization_vanilla_transformer import NORMALIZATIONS, TOKENIZER_TYPES
 
@@ -238,7 +238,7 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
     try:
         *arguments, unknown = parser.parse_args_into_dataclasses(argv, return_remaining_strings=True)
     except (ValueError, ImportError) as error:  # transformers checks flags against each other and what is installed
-        raise UserError(" ".join(str(error).split())) from error
+        raise UserError(on_one_line(error)) from error
     if unknown:
         known = [option.name for group in CLASSES for option in fields(group)]
         hint = _hint(unknown[0].lstrip("-"), known, "see vanilla-transformer train --help")
@@ -364,7 +364,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"recipe {path}: cannot be read ({error.strerror})") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"recipe {path}: not YAML: {' '.join(str(error).split())}") from error
+        raise UserError(f"recipe {path}: not YAML: {on_one_line(error)}") from error
     if not isinstance(recipe, dict):
         raise UserError(f"recipe {path}: expected a mapping of option names to values")
     known = {option.name: option.type for group in CLASSES for option in fields(group)}
@@ -405,7 +405,7 @@ def parse_overrides(text: str | None) -> dict[str, Any]:
     try:
         overrides = json.loads(text) if text.lstrip().startswith("{") else dict(map(_override, text.split(",")))
     except (json.JSONDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"config_overrides: {text!r} cannot be read: {' '.join(str(error).split())}") from error
+        raise UserError(f"config_overrides: {text!r} cannot be read: {on_one_line(error)}") from error
     known = [*VanillaTransformerConfig.__dataclass_fields__, *VanillaTransformerConfig.attribute_map]
     for name in overrides:
         if name not in known:

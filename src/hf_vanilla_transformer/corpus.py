@@ -23,7 +23,7 @@ from math import sqrt
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .errors import UserError
+from .errors import UserError, on_one_line
 
 FINAL_MARKS = ".!?…。！？"
 REASONS = ("empty", "too long", "identical sides", "length ratio", "overlap", "duplicate")
@@ -213,7 +213,7 @@ def _data_set_rows(load: Callable[[], Iterable[dict[str, Any]]], complaint: str)
     except (OSError, ValueError, RuntimeError, DatasetsError) as error:
         if isinstance(error, UserError):
             raise
-        cause = " ".join(str(error).split())
+        cause = on_one_line(error)
         raise UserError(f"{complaint} ({_cut(cause, 200)})") from error
 
 

@@ -1,4 +1,4 @@
-"""The one exception for mistakes of the person at the keyboard, and a check that many places need."""
+"""The one exception for mistakes of the person at the keyboard, and what many places that raise it need."""
 
 from pathlib import Path
 
@@ -9,6 +9,16 @@ class UserError(ValueError):
     The command line prints the message and exits with 2; anything else that escapes is a bug and keeps its
     traceback.
     """
+
+
+def on_one_line(error: BaseException) -> str:
+    """All that it says, or else what it is."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def first_line(error: BaseException) -> str:
+    """Of what it says, or else what it is: for errors that explain at length."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def require_folder_path(path: Path) -> None:

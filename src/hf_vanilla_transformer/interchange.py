@@ -12,7 +12,7 @@ from typing import Any
 from transformers import GenerationConfig, MarianConfig
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
-from .errors import UserError
+from .errors import UserError, on_one_line
 from .foreign_tokenizers import export_tokenizer, import_tokenizer
 from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .reference_layouts import LAYOUTS as REFERENCE_LAYOUTS
@@ -158,7 +158,7 @@ def _import(
     try:
         model.generation_config.validate(strict=True)  # or else saving it would fail
     except ValueError as error:
-        reason = " ".join(str(error).split())
+        reason = on_one_line(error)
         raise UserError(f"{source}: its search settings contradict each other: {reason}") from error
     return model.eval(), settings, notes
 

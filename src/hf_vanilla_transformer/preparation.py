@@ -28,7 +28,7 @@ from .corpus import (
     swapped_endings,
     tagged,
 )
-from .errors import UserError
+from .errors import UserError, on_one_line
 from .tokenization_vanilla_transformer import (
     SeparateVocabularyTokenizer,
     joint_tokenizer,
@@ -117,7 +117,7 @@ def prepare_corpus(
         tokenizer = load_tokenizer(tokenizer_name) if tokenizer_name else _learn_tokenizer(texts, options, folder)
     except (ValueError, OSError) as error:
         origin = f"model_name_or_path {tokenizer_name}: " if tokenizer_name else ""
-        raise UserError(origin + " ".join(str(error).split())) from error
+        raise UserError(origin + on_one_line(error)) from error
     tokenizer.save_pretrained(folder / "tokenizer")
     train = _encode(texts, tokenizer, folder / "cache" / "train.arrow")
     train = _drop_too_long(train, data, report, synthetic)

@@ -22,7 +22,7 @@ from transformers.dynamic_module_utils import custom_object_save
 
 from .card import model_card
 from .configuration_vanilla_transformer import VanillaTransformerConfig
-from .errors import UserError
+from .errors import UserError, first_line, on_one_line
 from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerModel
 from .pipeline_vanilla_transformer import VanillaTransformerTranslationPipeline
 from .provenance import EVALUATION_RECORD, RUN_RECORD, read_record
@@ -219,10 +219,9 @@ def _hub_errors(repo_id: str, endpoint: str) -> Iterator[None]:
         # What the Hub says to a card before it takes any file, over several lines.
         if "metadata" not in str(error):
             raise
-        raise UserError(f"the Hub refuses the card of {repo_id}: {' '.join(str(error).split())}") from error
+        raise UserError(f"the Hub refuses the card of {repo_id}: {on_one_line(error)}") from error
     except Exception as error:
         # The client library changed its HTTP library between the versions we support, hence no class to name.
         if not (isinstance(error, OSError) or type(error).__module__.startswith("httpx")):
             raise
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise UserError(f"cannot reach the Hub at {endpoint} ({reason}): check the network") from error
+        raise UserError(f"cannot reach the Hub at {endpoint} ({first_line(error)}): check the network") from error

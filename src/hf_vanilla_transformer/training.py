@@ -37,7 +37,7 @@ from .checkpoints import checkpoint_to_resume, complete_checkpoints, evaluations
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .consistency import TwoPasses, rdrop, simcut
 from .corpus import source_description
-from .errors import UserError
+from .errors import UserError, on_one_line
 from .loss import IGNORED
 from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .muon import MuonWithAdamW
@@ -71,7 +71,7 @@ def _in_one_line() -> Iterator[None]:
     try:
         yield
     except (ValueError, ImportError, RuntimeError) as error:
-        raise UserError(" ".join(str(error).split())) from error
+        raise UserError(on_one_line(error)) from error
 
 
 class VanillaTransformerTrainer(Seq2SeqTrainer):
@@ -215,9 +215,8 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
         try:
             super()._load_optimizer_and_scheduler(checkpoint)
         except ValueError as error:
-            reason = " ".join(str(error).split())
             raise UserError(
-                f"the optimizer in {checkpoint} is another one ({reason}): resume with the --muon that it began with"
+                f"the optimizer in {checkpoint} is another one ({on_one_line(error)}): resume with the --muon that it began with"
             ) from error
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None):
@@ -257,7 +256,7 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
             folder = Path(self.args.output_dir)
             complete = complete_checkpoints(folder, self.args.world_size)
             kept = f"{complete[-1]} is complete: resume from it" if complete else "no earlier checkpoint is complete"
-            reason = " ".join(str(error).split())
+            reason = on_one_line(error)
             raise UserError(f"saving {folder}/{what} failed ({reason}); {kept}") from error
 
 

@@ -14,7 +14,7 @@ from transformers.utils import ModelOutput
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .ensemble import Ensemble
-from .errors import UserError
+from .errors import UserError, first_line, on_one_line
 from .int8 import quantize_linear_layers
 from .loss import IGNORED
 from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
@@ -80,14 +80,14 @@ def load_model(
         )
         tokenizer = load_tokenizer(name_or_path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"{name_or_path}: no model to load ({' '.join(str(error).split())})") from error
+        raise UserError(f"{name_or_path}: no model to load ({on_one_line(error)})") from error
     if model.config.model_type == VanillaTransformerConfig.model_type:
         require_whole(name_or_path, report)
     require_fit(tokenizer, model.config)
     try:
         model = model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
     except (RuntimeError, AssertionError) as error:
-        raise UserError(f"device {device}: {str(error).splitlines()[0]}") from error
+        raise UserError(f"device {device}: {first_line(error)}") from error
     return (quantize_linear_layers(model) if dtype == "int8" else model), tokenizer
 
 

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from .errors import UserError, require_folder_path
+from .errors import UserError, first_line, require_folder_path
 from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 
 # In a folder, the first of these that is there; else its only file with one of SUFFIXES.
@@ -102,7 +102,7 @@ def load_own_model(name_or_path: str | Path, **options: Any) -> VanillaTransform
             name_or_path, output_loading_info=True, ignore_mismatched_sizes=True, use_safetensors=True, **options
         )
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{name_or_path}: the weights cannot be read ({_reason(error)})") from error
+        raise UserError(f"{name_or_path}: the weights cannot be read ({first_line(error)})") from error
     require_whole(name_or_path, report)
     return model
 
@@ -159,7 +159,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{path}: cannot be read as safetensors ({_reason(error)})") from error
+        raise UserError(f"{path}: cannot be read as safetensors ({first_line(error)})") from error
 
 
 def _read_npz(path: Path) -> dict[str, Tensor]:
@@ -167,7 +167,7 @@ def _read_npz(path: Path) -> dict[str, Tensor]:
         with np.load(path, allow_pickle=False) as arrays:
             return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
     except (OSError, EOFError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path}: cannot be read as npz of plain arrays ({_reason(error)})") from error
+        raise UserError(f"{path}: cannot be read as npz of plain arrays ({first_line(error)})") from error
 
 
 def _read_torch(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -180,18 +180,13 @@ def _read_torch(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             "torch.save(model.state_dict(), ...)"
         ) from error
     except (OSError, RuntimeError, EOFError, LookupError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read as a torch file ({_reason(error)})") from error
+        raise UserError(f"{path}: cannot be read as a torch file ({first_line(error)})") from error
     if not isinstance(loaded, Mapping):
         raise UserError(f"{path}: holds a {type(loaded).__name__} instead of named tensors")
     state = next((loaded[key] for key in STATE_KEYS if isinstance(loaded.get(key), Mapping)), loaded)
     if others := [key for key, value in state.items() if not isinstance(value, Tensor)]:
         raise UserError(f"{path}: {others[0]!r} is not a tensor: save the tensors alone")
     return dict(state), _settings(loaded)
-
-
-def _reason(error: Exception) -> str:
-    """The first line of what it says, or else what it is."""
-    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def _settings(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
