@@ -213,8 +213,7 @@ def _data_set_rows(load: Callable[[], Iterable[dict[str, Any]]], complaint: str)
     except (OSError, ValueError, RuntimeError, DatasetsError) as error:
         if isinstance(error, UserError):
             raise
-        cause = on_one_line(error)
-        raise UserError(f"{complaint} ({_cut(cause, 200)})") from error
+        raise UserError(f"{complaint} ({_cut(on_one_line(error), 200)})") from error
 
 
 def _saved_data_set(folder: Path, config_name: str | None, split: str) -> Iterable[dict[str, Any]]:

@@ -158,8 +158,7 @@ def _import(
     try:
         model.generation_config.validate(strict=True)  # or else saving it would fail
     except ValueError as error:
-        reason = on_one_line(error)
-        raise UserError(f"{source}: its search settings contradict each other: {reason}") from error
+        raise UserError(f"{source}: its search settings contradict each other: {on_one_line(error)}") from error
     return model.eval(), settings, notes
 
 

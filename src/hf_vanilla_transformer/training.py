@@ -216,7 +216,8 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
             super()._load_optimizer_and_scheduler(checkpoint)
         except ValueError as error:
             raise UserError(
-                f"the optimizer in {checkpoint} is another one ({on_one_line(error)}): resume with the --muon that it began with"
+                f"the optimizer in {checkpoint} is another one ({on_one_line(error)}): "
+                "resume with the --muon that it began with"
             ) from error
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None):
@@ -256,8 +257,7 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
             folder = Path(self.args.output_dir)
             complete = complete_checkpoints(folder, self.args.world_size)
             kept = f"{complete[-1]} is complete: resume from it" if complete else "no earlier checkpoint is complete"
-            reason = on_one_line(error)
-            raise UserError(f"saving {folder}/{what} failed ({reason}); {kept}") from error
+            raise UserError(f"saving {folder}/{what} failed ({on_one_line(error)}); {kept}") from error
 
 
 class _UpdateAverage(TrainerCallback):
