@@ -50,7 +50,8 @@ class DataArguments:
         default_factory=list,
         metadata={
             "help": "Learn several directions at once, such as en-de de-en fr-de, from a data set or a table that has "
-            "these languages. Each source begins with the language to translate into, as in '2de A man sleeps.'"
+            "these languages. Each source begins with the language to translate into, as in '2de A man sleeps.' "
+            "--source_lang and --target_lang name the one of them that the validation set has."
         },
     )
     dataset_name: str | None = field(
