@@ -63,6 +63,16 @@ def test_without_a_maximum_the_papers_holds(model, tokenizer, monkeypatch):
     assert text == alone(model, tokenizer, TEXT[2], num_beams=1, max_length=len(source) + 50)
 
 
+@pytest.mark.parametrize(("allowed", "written"), [(3, 3), (1000, 63)])
+def test_a_maximum_of_new_tokens_ends_where_the_model_ends(model, tokenizer, monkeypatch, caplog, allowed, written):
+    monkeypatch.setattr(model.generation_config, "max_new_tokens", allowed)
+    monkeypatch.setattr(model.generation_config, "suppress_tokens", [tokenizer.eos_token_id])
+    assert model.config.max_position_embeddings == 64
+    [text] = translate(model, tokenizer, [TEXT[2]], num_beams=1)
+    assert text == alone(model, tokenizer, TEXT[2], num_beams=1, max_new_tokens=written, max_length=None)
+    assert "seem to have been set" not in caplog.text
+
+
 def test_nbest_is_ranked_and_its_first_is_the_translation(model, tokenizer):
     results = translate_nbest(model, tokenizer, [TEXT[0], "", TEXT[1]], nbest=3, num_beams=4)
     assert [len(hypotheses) for hypotheses in results] == [3, 1, 3]

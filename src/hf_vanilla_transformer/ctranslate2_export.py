@@ -25,7 +25,7 @@ from .attention import MultiHeadAttention
 from .embeddings import sinusoid_table
 from .errors import UserError
 from .tokenization_vanilla_transformer import backends, load_tokenizer
-from .translation import EXTRA_LENGTH, Hypothesis, beams_for, encode_sources
+from .translation import Hypothesis, beams_for, encode_sources, longest_translation
 from .weight_files import new_folder
 from .workers import SHARES
 
@@ -275,11 +275,7 @@ class CTranslate2Engine:
         _require_average(generation, beams)
         encoded = encode_sources(self.tokenizer, sentences, self._longest)
         rows = [row for row, ids in enumerate(encoded) if ids]
-        longest = max(map(len, encoded), default=0) + EXTRA_LENGTH
-        if generation.max_new_tokens:
-            longest = generation.max_new_tokens + 1
-        elif generation.max_length:
-            longest = generation.max_length
+        longest = longest_translation(generation, max(map(len, encoded), default=0), self._longest)
         at_once = max_tokens_per_batch // max(beams, nbest)
         if self.parallel_batches > 1:  # enough of them for all
             at_once = min(at_once, ceil(sum(map(len, encoded)) / (SHARES * self.parallel_batches)))
@@ -296,7 +292,7 @@ class CTranslate2Engine:
             patience=1.0 if generation.early_stopping is True or beams == 1 else 2.0,
             min_decoding_length=0,  # a finished empty translation takes a place among the beams, as in transformers
             max_input_length=0,
-            max_decoding_length=min(longest, self._longest) - 1,  # generate() counts the start token, CTranslate2 not
+            max_decoding_length=longest - 1,  # generate() counts the start token, CTranslate2 not
             return_scores=True,
         )
         results = [[Hypothesis("", 0.0)] for _ in sentences]

@@ -12,6 +12,7 @@ from tqdm.auto import tqdm
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
+from .batching import pad
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .ensemble import Ensemble
 from .errors import UserError, first_line, on_one_line
@@ -250,10 +251,11 @@ def _search(
     """`options` are for `generate()`; without `scored` all scores are 0."""
     encoded = encode_sources(tokenizer, sentences, _longest(model))
     results: list[list[Hypothesis]] = [[Hypothesis("", 0.0)] for _ in sentences]
-    longest_first = sorted((row for row, ids in enumerate(encoded) if ids), key=lambda row: -len(encoded[row]))
+    lengths = list(map(len, encoded))
+    longest_first = sorted((row for row, length in enumerate(lengths) if length), key=lambda row: -lengths[row])
     nbest = options["num_return_sequences"]
     with tqdm(total=len(longest_first), unit=" sentences", disable=not progress) as bar:
-        for rows in _batches(longest_first, encoded, max_tokens_per_batch // max(options["num_beams"], nbest)):
+        for rows in _batches(longest_first, lengths, max_tokens_per_batch // max(options["num_beams"], nbest)):
             hypotheses = _generate(model, tokenizer, [encoded[row] for row in rows], options, scored)
             for position, row in enumerate(rows):
                 results[row] = hypotheses[position * nbest : (position + 1) * nbest]
@@ -322,31 +324,39 @@ def _require_length(line: int, length: int, limit: float) -> None:
         )
 
 
-def _batches(order: Sequence[int], encoded: Sequence[Sequence[int]], max_tokens: int) -> Iterator[list[int]]:
+def longest_translation(generation: GenerationConfig, source_length: int, limit: float) -> float:
+    """Tokens of a translation, with the one that it starts from, as `generate()` counts its `max_length`.
+
+    Args:
+        generation: what it says goes first.
+        source_length: tokens of the longest source.
+        limit: what the model can write.
+    """
+    if generation.max_new_tokens:
+        return min(generation.max_new_tokens + 1, limit)
+    return min(generation.max_length or source_length + EXTRA_LENGTH, limit)
+
+
+def _batches(order: Sequence[int], lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
     """Cut a list of rows, longest first, into batches of at most `max_tokens`, padding included."""
     start = 0
     while start < len(order):
-        rows = max(1, max_tokens // len(encoded[order[start]]))
+        rows = max(1, max_tokens // lengths[order[start]])
         yield list(order[start : start + rows])
         start += rows
-
-
-def _padded(sequences: Sequence[Sequence[int]], value: int, device: torch.device) -> torch.Tensor:
-    rows = [torch.tensor(sequence) for sequence in sequences]
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=value).to(device)
 
 
 @torch.inference_mode()
 def _generate(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sources: list, options: dict[str, Any], scored: bool
 ) -> list[Hypothesis]:
-    input_ids = _padded(sources, tokenizer.pad_token_id, model.device)
-    longest = model.generation_config.max_length or input_ids.shape[1] + EXTRA_LENGTH
+    input_ids = pad(sources, tokenizer.pad_token_id).to(model.device)
     generate = partial(
         model.generate,
         input_ids=input_ids,
         attention_mask=input_ids.ne(tokenizer.pad_token_id).long(),
-        max_length=min(longest, _longest(model)),
+        max_length=longest_translation(model.generation_config, input_ids.shape[1], _longest(model)),
+        max_new_tokens=None,
         return_dict_in_generate=scored,
     )
     output = generate(**options)
@@ -375,8 +385,8 @@ def _score_encoded(
     model: PreTrainedModel, sources: list[list[int]], targets: list[list[int]], max_tokens: int, progress: bool
 ) -> list[PairScore]:
     """Scores of token ids, in batches of at most `max_tokens` of the longer side."""
-    lengths = [[0] * max(len(source), len(target)) for source, target in zip(sources, targets, strict=True)]
-    longest_first = sorted(range(len(sources)), key=lambda row: -len(lengths[row]))
+    lengths = [max(len(source), len(target)) for source, target in zip(sources, targets, strict=True)]
+    longest_first = sorted(range(len(sources)), key=lambda row: -lengths[row])
     results: list[PairScore | None] = [None] * len(sources)
     with tqdm(total=len(sources), unit=" pairs", disable=not progress) as bar:
         for rows in _batches(longest_first, lengths, max_tokens):
@@ -389,8 +399,8 @@ def _score_encoded(
 
 @torch.inference_mode()
 def _score_batch(model: PreTrainedModel, sources: list, targets: list) -> list[PairScore]:
-    input_ids = _padded(sources, model.config.pad_token_id, model.device)
-    labels = _padded(targets, IGNORED, model.device)
+    input_ids = pad(sources, model.config.pad_token_id).to(model.device)
+    labels = pad(targets, IGNORED).to(model.device)
     logits = model(
         input_ids=input_ids,
         attention_mask=input_ids.ne(model.config.pad_token_id).long(),
