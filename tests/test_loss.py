@@ -153,6 +153,14 @@ def test_no_gradient_is_wanted():
     torch.testing.assert_close(value, reference(hidden, weight, labels, 0.1).detach())
 
 
+def test_second_derivatives_are_refused():
+    """The kept gradients are constants: what they depend on would be left out without a word."""
+    hidden, weight, labels = inputs()
+    value = label_smoothed_cross_entropy(hidden, weight, labels, 0.1)
+    with pytest.raises(RuntimeError, match="first derivatives only"):
+        torch.autograd.grad(value, [hidden], create_graph=True)
+
+
 def test_the_logits_never_exist_as_a_whole(monkeypatch):
     """No tensor of the computation has more elements than a chunk, once the inputs are smaller than that."""
     monkeypatch.setattr(loss, "CHUNK_BYTES", 4096)

@@ -18,14 +18,33 @@ COMPILED_ROWS = 64  # oneDNN compiles such a product anew for each number of row
 BLOCK_ELEMENTS = 2**18  # logits gone through at once, which a CPU's caches hold
 
 
+def cross_entropy_of_logits(logits: Tensor, labels: Tensor, label_smoothing: float) -> Tensor:
+    """Sum over the target tokens of the smoothed cross-entropy of softmax(logits): the formula as it stands.
+
+    Args:
+        logits: (..., V).
+        labels: (...), token ids; `IGNORED` is left out.
+        label_smoothing: eps.
+
+    Returns:
+        a scalar, float32.
+    """
+    return nn.functional.cross_entropy(
+        logits.flatten(0, -2).float(),
+        labels.flatten(),
+        ignore_index=IGNORED,
+        label_smoothing=label_smoothing,
+        reduction="sum",
+    )
+
+
 def label_smoothed_cross_entropy(
     hidden_states: Tensor, weight: Tensor, labels: Tensor, label_smoothing: float, bias: Tensor | None = None
 ) -> Tensor:
-    """Sum over the target tokens of the smoothed cross-entropy of softmax(hidden_states weight^T + bias).
+    """`cross_entropy_of_logits` of the logits hidden_states weight^T + bias, which never exist all at once.
 
-    The logits are made, used and differentiated chunk by chunk, and only for real target tokens: the full (N, V)
-    matrix never exists, in the forward pass or in the backward pass. Under `torch.compile` the plain formula is
-    used, whose shapes do not depend on the data.
+    They are made, used and differentiated chunk by chunk, and only for real target tokens. Under `torch.compile` the
+    plain formula is used, whose shapes do not depend on the data.
 
     Args:
         hidden_states: (..., D), what the output projection would receive.
@@ -35,15 +54,13 @@ def label_smoothed_cross_entropy(
         bias: (V), of the output projection, or None.
 
     Returns:
-        a scalar, float32; divide it by the number of target tokens.
+        a scalar, float32; divide it by the number of target tokens. It has first derivatives only: a backward pass
+        with `create_graph=True` raises RuntimeError.
     """
+    if torch.compiler.is_compiling():
+        return cross_entropy_of_logits(nn.functional.linear(hidden_states, weight, bias), labels, label_smoothing)
     hidden_states = hidden_states.flatten(0, -2)
     labels = labels.flatten()
-    if torch.compiler.is_compiling():
-        logits = nn.functional.linear(hidden_states, weight, bias).float()
-        return nn.functional.cross_entropy(
-            logits, labels, ignore_index=IGNORED, label_smoothing=label_smoothing, reduction="sum"
-        )
     is_target = labels != IGNORED
     return _ChunkedCrossEntropy.apply(hidden_states[is_target], weight, bias, labels[is_target], label_smoothing)
 
@@ -139,7 +156,13 @@ def keep_gradients(ctx, gradients: Sequence[Tensor | None], inputs: Sequence[Ten
 
 
 def scaled_gradients(ctx, scale: Tensor) -> list[Tensor | None]:
-    """What `keep_gradients` kept, times `scale`."""
+    """What `keep_gradients` kept, times `scale`.
+
+    Raises:
+        RuntimeError: somebody wants to differentiate again what are constants here.
+    """
+    if torch.is_grad_enabled():
+        raise RuntimeError("this loss has first derivatives only: leave out create_graph=True")
     return [
         None if gradient is None else (gradient * scale).to(like[1]).view(like[0])
         for gradient, like in zip(ctx.saved_tensors, ctx.like, strict=True)

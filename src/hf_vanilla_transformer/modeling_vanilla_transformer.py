@@ -34,7 +34,7 @@ from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .dropout import Dropout
 from .embeddings import LearnedPositions, SinusoidalPositions, TokenEmbedding
 from .layers import AddAndNorm, DecoderLayer, EncoderLayer, FeedForward
-from .loss import IGNORED, label_smoothed_cross_entropy
+from .loss import IGNORED, cross_entropy_of_logits, label_smoothed_cross_entropy
 from .search import length_penalty_of_type
 from .transformer import DecoderStack, EncoderStack
 
@@ -541,13 +541,8 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             return label_smoothed_cross_entropy(
                 hidden_states, self.lm_head.weight, labels, label_smoothing, self.lm_head.bias
             )
-        return nn.functional.cross_entropy(  # once made, the logits are what the loss is a function of
-            logits.flatten(0, -2).float(),
-            labels.flatten(),
-            ignore_index=IGNORED,
-            label_smoothing=label_smoothing,
-            reduction="sum",
-        )
+        # once made, the logits are what the loss is a function of
+        return cross_entropy_of_logits(logits, labels, label_smoothing)
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """(B, T) -> (B, T); the name that `DataCollatorForSeq2Seq` looks for."""
