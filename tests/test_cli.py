@@ -1,10 +1,12 @@
 """The console command: what it prints, what it writes, and one line for every mistake."""
 
+import gzip
 import io
 import json
 import re
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -71,6 +73,17 @@ def test_translate_keeps_empty_lines_and_windows_line_ends(folder, tmp_path, cap
     first, *middle, last = capsys.readouterr().out.split("\n")[:-1]
     assert middle == ["", ""]
     assert first == last != ""
+
+
+def test_compressed_text_is_read_as_in_training(folder, tmp_path, capsys):
+    plain, packed = write(tmp_path / "in.txt", TEXT[:2]), tmp_path / "in.txt.gz"
+    packed.write_bytes(gzip.compress(Path(plain).read_bytes()))
+    printed = []
+    for path in (plain, str(packed)):
+        assert main(["translate", str(folder), "--input", path]) == 0
+        assert main(["score", str(folder), path, path]) == 0
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1]
 
 
 def test_translate_nbest(folder, capsys):
@@ -380,11 +393,14 @@ def test_committed_records_quote_no_sentence_and_name_no_folder_of_this_machine(
     ("argv", "message"),
     [
         (["translate", "{nowhere}", "hello"], "nowhere: no such folder"),
+        (["evaluate", "{nowhere}", "--test_file", "{two}", "{two}"], "nowhere: no such folder"),
+        (["train", "--model_name_or_path", "{nowhere}", "--train_file", "{two}", "{two}", "--source_lang", "en",
+          "--target_lang", "de", "--output_dir", "{nowhere}"], "nowhere: no such folder"),
         (["translate", "{folder}", "A man.", "--input", "{two}"], "what to translate: give sentences or --input"),
         (["translate", "{folder}", "{two}"], "two.txt is a file: translate it with --input"),
         (["evaluate", "{folder}", "--test_file", "{two}", "{two}", "--against", "{bare}"], "evaluate that model first"),
         (["translate", "{folder}", "--input", "{nowhere}"], "nowhere: cannot be read (No such file or directory)"),
-        (["translate", "{folder}", "--input", "{latin1}"], "latin1.txt:2: not valid UTF-8: save the text as UTF-8"),
+        (["translate", "{folder}", "--input", "{latin1}"], "latin1.txt:2: not valid UTF-8"),
         (["translate", "{folder}", "fine", "dog " * 99], "tokens, but the model reads at most 64"),
         (["translate", "{folder}", "hello", "--nbest", "5"], "5 translations of each sentence need at least as many"),
         (["score", "{folder}", "{two}", "{latin1}"], "latin1.txt:2: not valid UTF-8"),

@@ -6,7 +6,6 @@ What a command needs is imported when it runs, so that `--help` answers at once.
 import argparse
 import os
 import sys
-from codecs import BOM_UTF8
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -85,18 +84,10 @@ def _add_search_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _read_lines(path: str) -> list[str]:
-    """Lines of a text file, or of standard input for "-"."""
-    try:
-        data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
-    lines = []
-    for number, line in enumerate(data.removeprefix(BOM_UTF8).split(b"\n"), start=1):
-        try:
-            lines.append(line.decode("utf-8").rstrip("\r"))
-        except UnicodeDecodeError as error:
-            raise UserError(f"{path}:{number}: not valid UTF-8: save the text as UTF-8") from error
-    return lines[:-1] if lines[-1] == "" else lines
+    """Lines of a text file, compressed or not, or of standard input for "-"."""
+    from .corpus import text_lines
+
+    return [line.rstrip("\r\n") for line in text_lines(Path(path), sys.stdin.buffer if path == "-" else None)]
 
 
 def _write_lines(lines: Sequence[str], path: str | None) -> None:
@@ -126,7 +117,7 @@ def _translate(argv: Sequence[str]) -> None:
 
     parser = _model_parser("translate", "Translate sentences, one per line; an empty line stays empty.")
     parser.add_argument("sentences", nargs="*", help="what to translate; by default the lines of --input")
-    parser.add_argument("--input", help="a text file; by default, or for -, standard input")
+    parser.add_argument("--input", help="a text file, plain or .gz; by default, or for -, standard input")
     parser.add_argument("--output", help="a text file; by default standard output")
     parser.add_argument("--nbest", type=int, help="write so many translations: line number, score, text, tab-separated")
     parser.add_argument(
@@ -291,6 +282,7 @@ def _read_test_sets(folder: Path, options: argparse.Namespace) -> list:
 def _evaluate(argv: Sequence[str]) -> None:
     from .reporting import compare, evaluate_model, keep_comparison, read_hypotheses
     from .tokenization_vanilla_transformer import writes_lower_case
+    from .weight_files import require_folder_or_hub_id
 
     parser = _model_parser("evaluate", "Translate test sets; BLEU, chrF, TER with signatures, P1 for Multi30k.")
     _add_test_set_options(parser)
@@ -304,6 +296,7 @@ def _evaluate(argv: Sequence[str]) -> None:
     _add_search_options(parser)
     options = parser.parse_args(argv)
     folder = Path(options.model)
+    require_folder_or_hub_id(folder)
     test_sets = _read_test_sets(folder, options)
     if not test_sets:
         raise UserError("what to translate: give --test_file or --dataset_name")

@@ -15,13 +15,14 @@ import zlib
 from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from glob import escape
 from hashlib import blake2b
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from math import sqrt
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from .errors import UserError, on_one_line
 
@@ -41,13 +42,21 @@ class Pair(NamedTuple):
 # Reading text files
 
 
-def _lines(path: Path) -> Iterator[str]:
-    """Decoded lines. Only a line feed ends a line: other Unicode separators would break the alignment."""
+def text_lines(path: Path, stream: IO[bytes] | None = None) -> Iterator[str]:
+    """Decoded lines with their line feeds. Nothing else ends a line: other separators would break the alignment.
+
+    Args:
+        path: of a file in UTF-8, compressed if its name ends in .gz.
+        stream: read this instead; `path` is its name then.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
     number = 0
     opener = gzip.open if path.suffix.lower() == ".gz" else open
     try:
-        with opener(path, "rb") as stream:
-            for number, raw in enumerate(stream, start=1):
+        with nullcontext(stream) if stream else opener(path, "rb") as lines:
+            for number, raw in enumerate(lines, start=1):
                 yield (raw.removeprefix(BOM_UTF8) if number == 1 else raw).decode("utf-8")
     except UnicodeDecodeError as error:
         raise UserError(f"{path}:{number}: not valid UTF-8 ({error.reason}): save the file as UTF-8") from error
@@ -55,8 +64,14 @@ def _lines(path: Path) -> Iterator[str]:
         raise UserError(f"{path}: broken gzip file after line {number}: fetch it or compress it again") from error
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from error
-    if number == 0:
+
+
+def _lines(path: Path) -> Iterator[str]:
+    lines = text_lines(path)
+    first = next(lines, None)
+    if first is None:
         raise UserError(f"{path} is empty: give a file with one sentence per line")
+    return chain([first], lines)
 
 
 def _one_line(text: str) -> str:

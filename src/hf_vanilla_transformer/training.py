@@ -52,7 +52,7 @@ from .tokenization_vanilla_transformer import (
     same_tokenizer,
     writes_lower_case,
 )
-from .weight_files import load_own_model
+from .weight_files import load_own_model, require_folder_or_hub_id
 
 METRICS = ("bleu", "chrf", "loss")
 # Options that say where a run is, or that transformers fills in from others: not part of a recipe.
@@ -378,17 +378,20 @@ def _configuration(arguments: Arguments, vocabulary: dict[str, Any]) -> VanillaT
     if "label_smoothing" in overrides:
         raise UserError("config_overrides: label_smoothing is set with --label_smoothing_factor")
     overrides["label_smoothing"] = args.label_smoothing_factor
+    origin = model_args.model_name_or_path
     try:
-        if model_args.model_name_or_path:
-            config = AutoConfig.from_pretrained(model_args.model_name_or_path)
+        if origin:
+            require_folder_or_hub_id(origin)
+            config = AutoConfig.from_pretrained(origin)
             if not isinstance(config, VanillaTransformerConfig):
-                raise UserError(f"{model_args.model_name_or_path} is a model of type {config.model_type}, not of ours")
-            config = VanillaTransformerConfig.from_pretrained(model_args.model_name_or_path, **overrides)
+                raise UserError(f"{origin} is a model of type {config.model_type}, not of ours")
+            config = VanillaTransformerConfig.from_pretrained(origin, **overrides)
         else:
             config = VanillaTransformerConfig.preset(model_args.preset, **{**vocabulary, **overrides})
     except (StrictDataclassError, ValueError, OSError) as error:
         reason = error.__cause__ if isinstance(error, StrictDataclassError) and error.__cause__ else error
-        raise UserError(" ".join(str(reason).split())) from error
+        where = f"model_name_or_path {origin}: " if isinstance(error, OSError) else ""
+        raise UserError(where + on_one_line(reason)) from error
     for name in ("max_source_length", "max_target_length"):
         if getattr(data, name) > config.max_position_embeddings:
             raise UserError(

@@ -21,7 +21,7 @@ from .loss import IGNORED
 from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .search import LENGTH_PENALTY_TYPES
 from .tokenization_vanilla_transformer import load_tokenizer, require_fit, same_tokenizer
-from .weight_files import require_whole
+from .weight_files import require_folder_or_hub_id, require_whole
 
 # Where generation_config names no maximum, that of section 6.1: "input length + 50"; here the longest of a batch.
 EXTRA_LENGTH = 50
@@ -68,8 +68,7 @@ def load_model(
             on a GPU.
     """
     path = Path(name_or_path)
-    if not path.exists() and (path.is_absolute() or (path.parent.is_dir() and path.parent != Path())):
-        raise UserError(f"{name_or_path}: no such folder")
+    require_folder_or_hub_id(path)
     if (path / "model.bin").is_file():
         raise UserError(f"{name_or_path} is a CTranslate2 model: translate with --engine ctranslate2")
     if (path / "encoder.onnx").is_file():

@@ -91,6 +91,13 @@ def write_json(content: Mapping[str, Any], path: Path) -> None:
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
+def require_folder_or_hub_id(name_or_path: str | Path) -> None:
+    """Raises UserError for a folder that is not there, which `from_pretrained` would look for on the Hub."""
+    path = Path(name_or_path)
+    if not path.exists() and (path.is_absolute() or (path.parent.is_dir() and path.parent != Path())):
+        raise UserError(f"{name_or_path}: no such folder")
+
+
 def load_own_model(name_or_path: str | Path, **options: Any) -> VanillaTransformerForConditionalGeneration:
     """A model of ours from a folder or the Hub, all of it; `options` are for `from_pretrained`.
 
