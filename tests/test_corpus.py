@@ -22,8 +22,8 @@ from hf_vanilla_transformer.corpus import (
     clean_pairs,
     read_pairs,
     source_description,
-    swapped,
-    swapped_endings,
+    warning_of_swapped_endings,
+    warning_of_swapped_sides,
 )
 from hf_vanilla_transformer.errors import UserError
 
@@ -653,11 +653,11 @@ def test_a_later_drop_can_bring_the_warning():
     ],
 )
 def test_endings_that_contradict_the_languages(files, warned):
-    warning = swapped_endings(files, "en", "de")
+    warning = warning_of_swapped_endings(files, "en", "de")
     assert (warning is not None) is warned
     if warned:
         assert "the endings contradict en to de" in warning and "d/" not in warning
-    assert swapped_endings(("a.en", "b.en"), "en", "en") is None
+    assert warning_of_swapped_endings(("a.en", "b.en"), "en", "en") is None
 
 
 def test_swapped_text_is_noticed_without_knowing_the_languages(shared_data):
@@ -667,8 +667,8 @@ def test_swapped_text_is_noticed_without_knowing_the_languages(shared_data):
 
     for source, target in (("en", "de"), ("fr", "en"), ("cs", "de")):
         validation = sample("validation", source, target)
-        assert swapped(sample("train", source, target), validation) is None
-        assert "source and target look swapped" in swapped(sample("train", target, source), validation)
+        assert warning_of_swapped_sides(sample("train", source, target), validation) is None
+        assert "source and target look swapped" in warning_of_swapped_sides(sample("train", target, source), validation)
 
 
 def test_swapped_needs_both_sides_and_more_than_chance():
@@ -677,16 +677,16 @@ def test_swapped_needs_both_sides_and_more_than_chance():
         "der Hund und die Katze waren mit ihnen dort",
     )
     validation = [Pair(english, german, 1)]
-    assert swapped([Pair(german, english, 1)], validation) is not None
-    assert swapped([Pair(english, german, 1)], validation) is None
-    assert swapped([Pair(german, german, 1)], validation) is None
-    assert swapped([Pair(english, english, 1)], validation) is None
-    assert swapped([], validation) is None
+    assert warning_of_swapped_sides([Pair(german, english, 1)], validation) is not None
+    assert warning_of_swapped_sides([Pair(english, german, 1)], validation) is None
+    assert warning_of_swapped_sides([Pair(german, german, 1)], validation) is None
+    assert warning_of_swapped_sides([Pair(english, english, 1)], validation) is None
+    assert warning_of_swapped_sides([], validation) is None
     for seed in range(20):
         generator = random.Random(seed)
         samples = [[generator.choice("abcdef") for _ in range(8)] for _ in range(40)]
         toy = [Pair(" ".join(sample), " ".join(reversed(sample)), 1) for sample in samples]
-        assert swapped(toy[:20], toy[20:]) is None
+        assert warning_of_swapped_sides(toy[:20], toy[20:]) is None
 
 
 # The description

@@ -26,7 +26,6 @@ from hf_vanilla_transformer.evaluation import (
     p1_tokens,
     paired_bootstrap,
     score,
-    worst_sentences,
 )
 
 REFERENCES = [
@@ -199,8 +198,6 @@ def test_bad_input_is_one_clear_line(hypotheses, references, message, tmp_path):
         score(hypotheses, references)
     with pytest.raises(UserError, match=message):
         p1_bleu(hypotheses, references, raw=False)
-    with pytest.raises(UserError, match=message):
-        worst_sentences(hypotheses, references)
     for metric in (Bleu, Chrf, Ter):
         with pytest.raises(UserError, match=message):
             metric(cache_dir=str(tmp_path)).compute(predictions=hypotheses, references=references)
@@ -463,12 +460,3 @@ def test_in_words():
     open_question = verdict(-0.2, -0.8, 0.4, 0.512)
     expected = "A is not shown to be better than B: difference 0.20 BLEU (95% -0.40…0.80, p = 0.512)"
     assert open_question.in_words() == expected
-
-
-def test_worst_sentences_come_first():
-    references = ["a man walks his dog", "a red ball", "the sun is out"]
-    hypotheses = ["a man walks the dog", "zzz", "the sun is out"]
-    assert [index for index, _ in worst_sentences(hypotheses, references)] == [1, 0, 2]
-    (index, points), = worst_sentences(hypotheses, references, n=1)  # fmt: skip
-    assert (index, points) == (1, 0.0)
-    assert worst_sentences(hypotheses, references)[1][1] == pytest.approx(chrf2(hypotheses[:1], references[:1]))

@@ -21,8 +21,8 @@ from hf_vanilla_transformer import (
 )
 from hf_vanilla_transformer import beam_search as searches
 from hf_vanilla_transformer.beam_search import SharedHistory, best_continuations, likeliest
+from hf_vanilla_transformer.length_penalty import LENGTH_PENALTY_TYPES, WuLengthPenalty, length_penalty_of_type
 from hf_vanilla_transformer.publishing import _code_travels
-from hf_vanilla_transformer.search import LENGTH_PENALTY_TYPES, WuLengthPenalty, length_penalty_of_type
 
 V, PAD, BOS, EOS = 20, 1, 2, 3
 SOURCE = torch.tensor([[5, 6, 7, 8, 9, EOS], [10, 11, EOS, PAD, PAD, PAD], [12, 13, 14, 15, EOS, PAD]])

@@ -20,7 +20,7 @@ LEVELS = [
         "version",
         "provenance",
         "beam_search",
-        "search",
+        "length_penalty",
         "attention",
         "cpu_attention",
         "dropout",
@@ -97,7 +97,7 @@ MODEL_FILES = {
     "errors",
     "loss",
     "beam_search",
-    "search",
+    "length_penalty",
 }
 TOKENIZER_FILES = {"tokenization_vanilla_transformer", "errors"}
 PIPELINE_FILES = {"pipeline_vanilla_transformer", "errors"}

@@ -45,7 +45,7 @@ MODEL_CODE = {
         "pipeline_vanilla_transformer",
         "beam_search",
         "dropout",
-        "search",
+        "length_penalty",
         "transformer",
     )
 }

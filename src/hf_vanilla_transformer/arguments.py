@@ -15,7 +15,7 @@ from transformers import HfArgumentParser, Seq2SeqTrainingArguments
 
 from .configuration_vanilla_transformer import PRESETS, VanillaTransformerConfig
 from .errors import UserError, on_one_line
-from .search import LENGTH_PENALTY_TYPES
+from .length_penalty import LENGTH_PENALTY_TYPES
 from .tokenization_vanilla_transformer import NORMALIZATIONS, TOKENIZER_TYPES
 
 
@@ -103,7 +103,10 @@ class DataArguments:
     )
     max_length_ratio: float = field(
         default=6.0,
-        metadata={"help": "Training drops pairs of which one side, plus 2 words, is over this many times the other."},
+        metadata={
+            "help": "Training drops pairs of which one side is over this many times as long as the other, each counted "
+            "in words plus 2, or in characters plus 10 where words have no spaces between them."
+        },
     )
 
 

@@ -1,7 +1,7 @@
 """Attention: sections 3.2.1 and 3.2.2 of "Attention Is All You Need" (Vaswani et al. 2017).
 
-Differences from the paper: a head size of its own (`head_dim`) and biases on the projections are possible; the
-paper has d_k = d_v = d_model / h and writes no biases.
+Differences from the paper: a head size of its own (`head_dim`), biases on the projections and dropout of the weights
+are possible; the paper has d_k = d_v = d_model / h and writes of neither biases nor dropout here.
 
 Shapes: B batch, T target (query) length, S source (key) length, D d_model, H heads, K head size.
 Masks: True = may attend.
@@ -63,7 +63,8 @@ class MultiHeadAttention(nn.Module):
         head_dim: d_k = d_v.
         dropout: on the attention weights.
         bias: whether the four projections have biases.
-        is_causal: whether a query may see only keys up to its own position (decoder self-attention).
+        is_causal: whether this is the decoder's self-attention. Read by backends that make the causal mask themselves
+            where `mask` is None; `scaled_dot_product_attention` masks what `mask` says and nothing else.
         layer_idx: the layer's place in the cache.
     """
 
@@ -100,9 +101,9 @@ class MultiHeadAttention(nn.Module):
         Args:
             hidden_states: where the queries come from, (B, T, D).
             memory: where keys and values come from, (B, S, D): the encoder's output, or None for self-attention.
-                B may be a multiple of the memory's batch: consecutive rows then are beams of one sentence and
-                attend to the same memory, which exists once.
-            mask: see `scaled_dot_product_attention`, or the form of another `attend`; its batch is the memory's.
+                B may be a multiple of the batch of the keys, from the memory or from the cache: consecutive rows then
+                are beams of one sentence and attend to the same keys, which exist once.
+            mask: see `scaled_dot_product_attention`, or the form of another `attend`; its batch is that of the keys.
             past_key_values: a transformers `EncoderDecoderCache`, or None.
             attend: the attention function, with the signature of `scaled_dot_product_attention`.
 
@@ -112,7 +113,7 @@ class MultiHeadAttention(nn.Module):
         batch, length, _ = hidden_states.shape
         key, value = self._keys_and_values(hidden_states, memory, past_key_values)
         beams = batch // key.shape[0]
-        if beams > 1:  # the beams of a sentence are so many more queries to its memory
+        if beams > 1:  # the beams of a sentence are so many more queries to its keys
             hidden_states = hidden_states.reshape(key.shape[0], beams * length, -1)
         query = self._split_heads(self.q_proj(hidden_states))
         dropout = self.dropout if self.training else 0.0

@@ -14,11 +14,11 @@ from pathlib import Path
 from transformers.utils.logging import disable_progress_bar
 
 from .errors import UserError
+from .length_penalty import LENGTH_PENALTY_TYPES
 from .provenance import EVALUATION_RECORD, RUN_RECORD, read_record
-from .search import LENGTH_PENALTY_TYPES
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
-ENGINES = {
+ENGINE_FORMATS = {
     "onnx": "ONNX graphs for ONNX Runtime: encoder, first step, further steps",
     "ctranslate2": "CTranslate2, for fast translation on CPUs, also in int8",
 }
@@ -57,7 +57,10 @@ def _model_parser(command: str, description: str) -> argparse.ArgumentParser:
     parser.add_argument("--device", help="such as cuda or cpu; by default a GPU if there is one, for CTranslate2 a CPU")
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help="auto: as saved; int8: on a CPU")
     parser.add_argument(
-        "--max_tokens_per_batch", type=_at_least(1), default=16384, help="tokens times beams of one batch"
+        "--max_tokens_per_batch",
+        type=_at_least(1),
+        default=16384,
+        help="sentences of a batch, times the longest, times beams",
     )
     parser.add_argument("--trust_remote_code", action="store_true", help="run the code that lies beside the weights")
     return parser
@@ -406,18 +409,18 @@ def _import(argv: Sequence[str]) -> None:
 
 def _export(argv: Sequence[str]) -> None:
     from .interchange import export_model
-    from .weight_files import new_folder
+    from .weight_files import require_new_folder
 
     parser = _format_parser(
         "export",
         "Write one of our models in the layout of another library; the same logits, the same translations.",
-        ENGINES,
+        ENGINE_FORMATS,
     )
     parser.add_argument("folder", help="a folder with a model of ours")
     parser.add_argument(
         "--output",
         required=True,
-        help="marian and engines: a new folder; otherwise a new file, .pt, .safetensors or .npz",
+        help="marian, onnx, ctranslate2: a new folder; otherwise a new file, .pt, .safetensors or .npz",
     )
     group = parser.add_argument_group(
         "ctranslate2", "with a test set, the export is compared with the model: certificate.json and README.md say how"
@@ -431,7 +434,7 @@ def _export(argv: Sequence[str]) -> None:
     if options.format == "ctranslate2":
         notes = _export_ctranslate2(options)
     elif options.format == "onnx":
-        notes = _export_onnx(Path(options.folder), new_folder(options.output))
+        notes = _export_onnx(Path(options.folder), require_new_folder(options.output))
     else:
         notes = export_model(options.folder, options.format, options.output)
     print(*notes, f"the export is in {options.output}", sep="\n")
@@ -443,9 +446,10 @@ def _export_ctranslate2(options: argparse.Namespace) -> list[str]:
     from .certificate import certificate_text, certify, write_card
     from .interchange import own_model
     from .tokenization_vanilla_transformer import load_tokenizer
-    from .weight_files import new_folder
+    from .weight_files import require_new_folder
 
-    source, output, compute_type = Path(options.folder), new_folder(options.output), options.compute_type or "float32"
+    source, output = Path(options.folder), require_new_folder(options.output)
+    compute_type = options.compute_type or "float32"
     test_sets = _read_test_sets(source, options)  # what is wrong with them is said before anything is written
     model = own_model(source)
     export_ctranslate2(model, load_tokenizer(source), output, compute_type)

@@ -84,7 +84,8 @@ class VanillaTransformerConfig(PreTrainedConfig):
         head_dim: d_k = d_v; None means d_model / heads.
         encoder_ffn_dim, decoder_ffn_dim: d_ff of section 3.3.
         activation_function: of the feed-forward network, a name that transformers knows.
-        attention_bias: whether the projections of attention have biases.
+        attention_bias: whether the projections of attention have biases. The paper writes none; True as in Bart, Marian
+            and `torch.nn.Transformer`.
         norm_position: "post" as in the paper, LayerNorm(x + Sublayer(x)), or "pre", x + Sublayer(LayerNorm(x)).
         add_final_layer_norm: whether each stack ends in a layer norm of its own; None means only with pre-norm layers,
             which need it. `torch.nn.Transformer` has it in both cases.
@@ -105,7 +106,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
         unk_token_id, pad_token_id, bos_token_id, eos_token_id: the special tokens of both vocabularies. The
             padding id may not be 0: `generate()` takes 0 for "no padding token".
         decoder_start_token_id: the first input of the decoder.
-        use_cache: whether `generate()` keeps keys and values.
+        use_cache: whether keys and values are kept and returned, for `generate()`; not where there are labels.
 
     Raises:
         StrictDataclassError: (of huggingface_hub) a value of the wrong type or out of range, or values that contradict

@@ -586,7 +586,7 @@ def _without_lone_mark(pair: Pair) -> Pair:
 # Swapped columns
 
 
-def swapped_endings(files: Sequence[str | Path], source_lang: str, target_lang: str) -> str | None:
+def warning_of_swapped_endings(files: Sequence[str | Path], source_lang: str, target_lang: str) -> str | None:
     """A warning when the endings of two files contradict the languages: `train.de train.en` for en to de."""
     if len(files) != 2:
         return None
@@ -615,7 +615,7 @@ def _cosine(one: Counter[str], other: Counter[str]) -> float:
     return product / norms if norms else 0.0
 
 
-def swapped(training: Iterable[Pair], validation: Iterable[Pair]) -> str | None:
+def warning_of_swapped_sides(training: Iterable[Pair], validation: Iterable[Pair]) -> str | None:
     """A warning when each training side looks like the other side of the validation set; samples will do.
 
     Knows no language: it compares profiles of character trigrams by their cosine. Both training sides must be

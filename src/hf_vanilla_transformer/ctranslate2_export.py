@@ -26,7 +26,7 @@ from .embeddings import sinusoid_table
 from .errors import UserError
 from .tokenization_vanilla_transformer import backends, load_tokenizer
 from .translation import Hypothesis, beams_for, encode_sources, longest_translation
-from .weight_files import new_folder
+from .weight_files import require_new_folder
 from .workers import SHARES
 
 COMPUTE_TYPES = ("float32", "float16", "bfloat16", "int8", "int8_float32", "int16")
@@ -186,7 +186,7 @@ def export_ctranslate2(
     """
     if compute_type not in COMPUTE_TYPES:
         raise UserError(f"unknown compute type {compute_type!r}: choose one of {', '.join(COMPUTE_TYPES)}")
-    folder = new_folder(folder)
+    folder = require_new_folder(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     _LoadedModelConverter(model, tokenizer).convert(str(folder), quantization=compute_type, force=True)
     tokenizer.save_pretrained(folder)

@@ -364,13 +364,3 @@ def paired_bootstrap(
         seed=seed,
         signature=_signature(metric, scorer, bs=samples, seed=seed),
     )
-
-
-def worst_sentences(
-    hypotheses: Sequence[str], references: Sequence[str] | Sequence[Sequence[str]], n: int = 10
-) -> list[tuple[int, float]]:
-    """The `n` sentences of lowest chrF2, worst first, as `(index from 0, chrF2)`; raises as `score` does."""
-    lines, per_sentence = _checked_pair(hypotheses, references)
-    metric = CHRF()
-    points = [metric.sentence_score(*pair).score for pair in zip(lines, per_sentence, strict=True)]
-    return sorted(enumerate(points), key=lambda pair: pair[1])[:n]

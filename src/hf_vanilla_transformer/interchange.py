@@ -17,7 +17,7 @@ from .foreign_tokenizers import export_tokenizer, import_tokenizer
 from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .reference_layouts import LAYOUTS as REFERENCE_LAYOUTS
 from .teaching_layouts import LAYOUTS as TEACHING_LAYOUTS
-from .weight_files import find_weights, load_own_model, new_folder, read_json, read_weights, write_weights
+from .weight_files import find_weights, load_own_model, read_json, read_weights, require_new_folder, write_weights
 from .weight_layout import EMBEDDINGS, Layout, LayoutOptions, State, check_state, has_moved_padding, own_config
 
 FORMATS: dict[str, Layout] = {**REFERENCE_LAYOUTS, **TEACHING_LAYOUTS}
@@ -64,7 +64,7 @@ def import_folder(
     Returns:
         what the user should know, a sentence each.
     """
-    output = new_folder(output)
+    output = require_new_folder(output)
     model, settings, notes = _import(source, format, options or LayoutOptions())
     model.save_pretrained(output)
     notes.append(import_tokenizer(find_weights(source).parent, output, model.config, settings))
@@ -118,7 +118,7 @@ def export_model(
     if layout.name != "marian":
         write_weights(tensors, output, settings)
         return [*notes, f"to import it again: {_flags(model)}"]
-    output = new_folder(output)
+    output = require_new_folder(output)
     notes += _write_marian_folder(model, tensors, settings or {}, output)
     return notes + ([export_tokenizer(folder, output)] if folder else [])
 

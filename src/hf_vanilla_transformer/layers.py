@@ -1,6 +1,7 @@
 """Encoder and decoder layers: sections 3.1, 3.3 and 5.4 of "Attention Is All You Need".
 
-Difference from the paper: the layer norm can stand before each sub-layer instead of after the residual sum.
+Differences from the paper: the layer norm can stand before each sub-layer instead of after the residual sum; the
+feed-forward network can have another activation, and dropout after it.
 
 Shapes: B batch, T target length, S source length, D d_model.
 """
@@ -124,7 +125,7 @@ class DecoderLayer(GradientCheckpointingLayer):
         """(B, T, D), memory (B, S, D) -> (B, T, D); masks, cache and beams as in `attention`."""
         hidden_states = self.self_attn_add_norm(
             hidden_states,
-            lambda states: self.self_attn(states, None, mask, past_key_values, attend)[0],
+            lambda states: self.self_attn(states, mask=mask, past_key_values=past_key_values, attend=attend)[0],
         )
         hidden_states = self.encoder_attn_add_norm(
             hidden_states,

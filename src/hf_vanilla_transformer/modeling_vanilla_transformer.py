@@ -34,8 +34,8 @@ from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .dropout import Dropout
 from .embeddings import LearnedPositions, SinusoidalPositions, TokenEmbedding
 from .layers import AddAndNorm, DecoderLayer, EncoderLayer, FeedForward
+from .length_penalty import length_penalty_of_type
 from .loss import IGNORED, cross_entropy_of_logits, label_smoothed_cross_entropy
-from .search import length_penalty_of_type
 from .transformer import DecoderStack, EncoderStack
 
 
@@ -307,7 +307,8 @@ class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
         """
         Args:
             input_ids: (B, T); with a cache, only the tokens that it does not hold yet.
-            attention_mask: (B, past + T), 1 = a real token; None means all.
+            attention_mask: (B, past + T), 1 = a real token; None means all. Or a mask of four dimensions as `attention`
+                takes it, whose batch may be B / beams like that of the memory.
             encoder_hidden_states: (B, S, D), or (B / beams, S, D) if consecutive rows are beams of one sentence.
             encoder_attention_mask: (B, S) or (B / beams, S), as `encoder_hidden_states`.
             past_key_values: an `EncoderDecoderCache`.
@@ -434,7 +435,8 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
 class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedModel, GenerationMixin):
     """The whole of Figure 1: a model that translates and can be trained.
 
-    `generate()` and `generation_config` know one option more than transformers: `length_penalty_type`, see `search`.
+    `generate()` and `generation_config` know one option more than transformers: `length_penalty_type`, see
+    length_penalty.py.
     """
 
     _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012

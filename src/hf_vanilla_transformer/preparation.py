@@ -24,9 +24,9 @@ from .corpus import (
     Pair,
     clean_pairs,
     read_pairs,
-    swapped,
-    swapped_endings,
     tagged,
+    warning_of_swapped_endings,
+    warning_of_swapped_sides,
 )
 from .errors import UserError, on_one_line
 from .tokenization_vanilla_transformer import (
@@ -215,10 +215,11 @@ def _as_dataset(pairs: Iterator[Pair], cache: Path) -> Dataset:
 def _warn_of_swapped_sides(data: DataArguments, report: CorpusReport, texts: Dataset, validation: list[Pair]) -> None:
     sample = [Pair(row["source"], row["target"], row["line"]) for row in texts.select(range(min(2000, len(texts))))]
     warnings = [
-        swapped_endings(files, data.source_lang, data.target_lang) for files in (data.train_file, data.synthetic_file)
+        warning_of_swapped_endings(files, data.source_lang, data.target_lang)
+        for files in (data.train_file, data.synthetic_file)
     ]
     if validation and not data.directions:
-        warnings.append(swapped(sample, validation[:2000]))
+        warnings.append(warning_of_swapped_sides(sample, validation[:2000]))
     report.warnings.extend(warning for warning in warnings if warning)
 
 

@@ -27,7 +27,7 @@ from .modeling_vanilla_transformer import VanillaTransformerForConditionalGenera
 from .pipeline_vanilla_transformer import VanillaTransformerTranslationPipeline
 from .provenance import EVALUATION_RECORD, RUN_RECORD, read_record
 from .tokenization_vanilla_transformer import SeparateVocabularyTokenizer, load_tokenizer, require_fit
-from .weight_files import load_own_model, new_folder
+from .weight_files import load_own_model, require_new_folder
 
 
 def publish(
@@ -49,6 +49,7 @@ def publish(
         repo_id: "user/name" on the Hub; the repository is made if it is not there.
         private: whether the repository is hidden from others; one that is public is not published to then.
         license: the Hub's name of the licence of the weights, such as "cc-by-4.0".
+        commit_message: of the commit on the Hub.
         token: access token; None takes the one of `hf auth login` or of HF_TOKEN.
         endpoint: address of the Hub; None takes HF_ENDPOINT or the public one.
 
@@ -94,7 +95,7 @@ def export_folder(folder: str | Path, output: str | Path, *, repo_id: str, licen
     folder = Path(folder)
     check_repo_id(repo_id)
     _check_folder(folder)
-    output = new_folder(output)
+    output = require_new_folder(output)
     run = _read_json(folder / RUN_RECORD)
     evaluation = read_record(folder / EVALUATION_RECORD)
     model = load_own_model(folder)

@@ -17,9 +17,9 @@ from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .ensemble import Ensemble
 from .errors import UserError, first_line, on_one_line
 from .int8 import quantize_linear_layers
+from .length_penalty import LENGTH_PENALTY_TYPES
 from .loss import IGNORED
 from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from .search import LENGTH_PENALTY_TYPES
 from .tokenization_vanilla_transformer import load_tokenizer, require_fit, same_tokenizer
 from .weight_files import require_folder_or_hub_id, require_whole
 
@@ -33,7 +33,7 @@ class Hypothesis(NamedTuple):
 
     Attributes:
         text: without special tokens.
-        score: what the search ranks by: natural log-probability divided by the length penalty, see `search`.
+        score: what the search ranks by: natural log-probability divided by the length penalty, see length_penalty.py.
     """
 
     text: str
@@ -131,7 +131,7 @@ def translate(
         sentences: source text, one sentence each.
         num_beams: None takes the model's `generation_config`.
         length_penalty: exponent of the length in the beam score; None takes the model's `generation_config`.
-        length_penalty_type: "average" or "wu", the paper's, see `search`; None takes the model's `generation_config`.
+        length_penalty_type: "average" or "wu", the paper's, see length_penalty.py; None as above.
         top_k: instead of searching, draw each token from the so many most probable ones (Edunov et al. 2018), from all
             for 0; torch's generator decides.
         temperature: of the probabilities that are drawn from; the logits are divided by it.

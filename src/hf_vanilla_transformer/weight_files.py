@@ -122,7 +122,7 @@ def require_whole(name_or_path: str | Path, report: Mapping[str, Any]) -> None:
             raise UserError(f"{name_or_path}: the weights do not fit the configuration: {problem}")
 
 
-def new_folder(output: str | Path) -> Path:
+def require_new_folder(output: str | Path) -> Path:
     """The path. Raises UserError if it is there already and not an empty folder, or below a file."""
     output = Path(output)
     require_folder_path(output.parent)
@@ -209,9 +209,9 @@ def _settings(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
 __all__ = [
     "find_weights",
     "load_own_model",
-    "new_folder",
     "read_json",
     "read_weights",
+    "require_new_folder",
     "require_whole",
     "write_json",
     "write_weights",

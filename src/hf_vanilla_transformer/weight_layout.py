@@ -351,7 +351,7 @@ def position_fields(
     if len(tables[1]) != length:
         shorter = min(map(len, tables))
         raise UserError(
-            f"the encoder has {len(encoder_table)} positions and the decoder {len(tables[1])}: "
+            f"the encoder has {len(tables[0])} positions and the decoder {len(tables[1])}: "
             f"pass --max_position_embeddings {shorter}"
         )
     if all(map(is_sinusoid_table, tables)):
