@@ -170,6 +170,13 @@ class TestErrors:
         with pytest.raises(ValueError, match=rf"^unknown configuration field '{name}': did you mean '{meant}'\?$"):
             VanillaTransformerConfig(**{name: 8})
 
+    def test_what_others_add_is_loaded_again(self, tmp_path):
+        config = VanillaTransformerConfig()
+        config.sep_token_id, config.encoder_layerdrop = 3, 0.1
+        config.save_pretrained(tmp_path)
+        loaded = VanillaTransformerConfig.from_pretrained(tmp_path)
+        assert (loaded.sep_token_id, loaded.encoder_layerdrop) == (3, 0.1)
+
     def test_unknown_preset(self):
         with pytest.raises(
             ValueError, match=r"unknown preset 'paper-bas': choose one of paper-base, paper-big, multi30k-tiny, deep-"

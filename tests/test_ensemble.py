@@ -69,7 +69,7 @@ def test_an_ensemble_of_one_is_the_model(overrides):
 
 
 def test_vocabularies_must_not_differ():
-    with pytest.raises(UserError, match="share their vocabulary: vocab_size is 20 and 21"):
+    with pytest.raises(UserError, match="agree in this: vocab_size is 20 and 21"):
         Ensemble([random_model(), random_model(vocab_size=21)])
 
 
@@ -125,11 +125,20 @@ def test_only_our_models_make_an_ensemble(folders, tmp_path):
         load_ensemble([folders[0], str(name)], device="cpu")
 
 
+def test_members_compute_alike():
+    with pytest.raises(UserError, match=r"agree in this: dtype is torch\.float32 and torch\.bfloat16"):
+        Ensemble([random_model(), random_model().bfloat16()])
+    other = random_model()
+    other.set_attn_implementation("eager")
+    with pytest.raises(UserError, match="agree in this: attn_implementation is sdpa and eager"):
+        Ensemble([random_model(), other])
+
+
 @pytest.mark.parametrize("name", ["encoder_vocab_size", "pad_token_id", "eos_token_id", "decoder_start_token_id"])
 def test_members_share_special_tokens_and_source_vocabularies(name):
     other = random_model()
     setattr(other.config, name, 9)
-    with pytest.raises(UserError, match=rf"share their vocabulary: {name} is \w+ and 9"):
+    with pytest.raises(UserError, match=rf"agree in this: {name} is \w+ and 9"):
         Ensemble([random_model(), other])
 
 

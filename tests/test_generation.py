@@ -663,8 +663,8 @@ class TestOwnBeamSearch:
         stock._prepare_generation_config = ours._prepare_generation_config
         found = ours.generate(SOURCE, return_dict_in_generate=True, **options)
         expected = stock.eval().generate(SOURCE, return_dict_in_generate=True, output_scores=True, **options)
-        assert isinstance(found.past_key_values.self_attention_cache.layers[0], SharedHistory)
-        assert not isinstance(expected.past_key_values.self_attention_cache.layers[0], SharedHistory)
+        assert found.past_key_values is None, "not our search"
+        assert expected.past_key_values is not None, "not that of transformers"
         assert found.sequences.tolist() == expected.sequences.tolist()
         assert found.beam_indices.tolist() == expected.beam_indices.tolist()
         torch.testing.assert_close(found.sequences_scores, expected.sequences_scores, atol=1e-4, rtol=1e-5)
@@ -785,9 +785,9 @@ class TestOwnGreedySearch:
         options = {"max_length": 12, "attention_mask": MASK} | options
         model = model_of(attn_implementation=attn_implementation)
         expected = model.generate(SOURCE, return_dict_in_generate=True, output_scores=True, **options)
-        assert not isinstance(expected.past_key_values.self_attention_cache.layers[0], SharedHistory)
+        assert expected.past_key_values is not None, "not that of transformers"
         found = model.generate(SOURCE, return_dict_in_generate=True, **options)
-        assert isinstance(found.past_key_values.self_attention_cache.layers[0], SharedHistory)
+        assert found.past_key_values is None, "not our search"
         assert found.sequences.tolist() == expected.sequences.tolist()
         assert model.generate(SOURCE, **options).tolist() == expected.sequences.tolist()
         steps = model.compute_transition_scores(expected.sequences, expected.scores, normalize_logits=True)
@@ -848,6 +848,20 @@ class Prepared(VanillaTransformerForConditionalGeneration):
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
+def test_activation_checkpointing_in_training_mode_caches_nothing(num_beams):
+    """Layers that are computed twice leave the cache out, and one token at a time would know no history."""
+    options = {"attention_mask": MASK, "num_beams": num_beams, "max_length": 12}
+    expected = model_of().generate(SOURCE, **options).tolist()
+    model = model_of()
+    model.gradient_checkpointing_enable()
+    model.train()
+    assert model.generate(SOURCE, **options).tolist() == expected
+    assert model(SOURCE, decoder_input_ids=SOURCE).past_key_values is None
+    model.eval()
+    assert model(SOURCE, decoder_input_ids=SOURCE).past_key_values is not None
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
 class TestWhatCallersBringAlong:
     """Neither of our searches may pass over it."""
 
@@ -866,6 +880,24 @@ class TestWhatCallersBringAlong:
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
         model_of().generate(SOURCE, num_beams=num_beams, max_length=6, past_key_values=cache)
         assert cache.get_seq_length() > 0
+
+    def test_a_cache_that_is_kept_elsewhere(self, num_beams, monkeypatch):
+        """As with cache_implementation="offloaded", for which a GPU is needed: here it is only said to be."""
+
+        def said_to_be(cache, *args, **kwargs):
+            make(cache, *args, **kwargs)
+            cache.offloading = True
+
+        def updated(cache, *args, **kwargs):
+            cache.offloading = False
+            return update(cache, *args, **kwargs)
+
+        make, update = DynamicCache.__init__, DynamicCache.update
+        monkeypatch.setattr(DynamicCache, "__init__", said_to_be)
+        monkeypatch.setattr(DynamicCache, "update", updated)
+        for name in ("beam_search", "greedy_search"):
+            monkeypatch.setattr(modeling_vanilla_transformer, name, None)
+        model_of().generate(SOURCE, num_beams=num_beams, max_length=6)
 
     def test_inputs_of_their_own(self, num_beams):
         model = Prepared(model_of().config)

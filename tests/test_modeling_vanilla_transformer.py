@@ -91,6 +91,37 @@ class TestForward:
         assert output.past_key_values is None
         assert output.loss.requires_grad
 
+    @pytest.mark.parametrize("training", [True, False])
+    def test_logits_are_made_or_skipped_as_asked(self, training):
+        model = random_model(dropout=0.0).train(training)
+        made, skipped = (model(SOURCE, labels=TARGET, skip_logits=skip) for skip in (False, True))
+        assert skipped.logits is None
+        assert made.logits.shape == (*TARGET.shape, model.config.vocab_size)
+        torch.testing.assert_close(made.loss, skipped.loss)
+
+    @pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook"])
+    def test_hooks_of_the_output_projection_are_called_in_training(self, register):
+        model, calls = random_model().train(), []
+        hook = getattr(model.lm_head, register)(lambda *_: calls.append(1))
+        model(SOURCE, labels=TARGET).loss.backward()
+        hook.remove()
+        assert calls == [1]
+        assert model(SOURCE, labels=TARGET).logits is None
+
+    def test_gradients_of_torch_func_in_training(self):
+        """Dropout and loss have gradients written by hand, which it cannot use."""
+        model = random_model(dropout=0.0).train()
+        parameters = dict(model.named_parameters())
+
+        def loss(parameters):
+            return torch.func.functional_call(model, parameters, (SOURCE,), {"labels": TARGET}).loss
+
+        found = torch.func.grad(loss)(parameters)
+        model(SOURCE, labels=TARGET).loss.backward()
+        for name, parameter in parameters.items():
+            torch.testing.assert_close(found[name], parameter.grad, atol=1e-5, rtol=1e-4)
+        torch.func.grad(loss)(dict(random_model(dropout=0.1).train().named_parameters()))
+
     def test_the_decoder_sees_no_later_token(self):
         model, changed = random_model(), TARGET.clone()
         changed[:, 2:] = 17

@@ -13,6 +13,7 @@ import pytest
 import torch
 from huggingface_hub import HfApi
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 import hf_vanilla_transformer
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
@@ -82,9 +83,12 @@ for name, usage in usages.items():
     tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=True)
     model = AutoModelForSeq2SeqLM.from_pretrained(name, trust_remote_code=True)
     base = AutoModel.from_pretrained(name, trust_remote_code=True)
+    model.save_pretrained("saved")
+    again = AutoModelForSeq2SeqLM.from_pretrained("saved", trust_remote_code=True)
     batch = tokenizer(source, text_target=target, padding=True, return_tensors="pt")
     labels = batch.pop("labels")
     found[name] = {
+        "saved": sorted(again.config.to_dict().keys() & {"auto_map", "custom_pipelines"}),
         "usage": printed.getvalue(),
         "input_ids": batch["input_ids"].tolist(),
         "labels": labels.tolist(),
@@ -255,6 +259,14 @@ class TestExport:
         model.save_pretrained(tmp_path / "later")
         assert not list((tmp_path / "later").glob("*.py"))
         assert "auto_map" not in json.loads((tmp_path / "later" / "config.json").read_text())
+
+    def test_a_checkpoint_of_a_published_model_names_no_code_that_is_not_there(self, exported, tmp_path):
+        for cls in (AutoModelForSeq2SeqLM, AutoTokenizer):
+            cls.from_pretrained(exported).save_pretrained(tmp_path / "later")
+        assert not list((tmp_path / "later").glob("*.py"))
+        for name in ("config.json", "tokenizer_config.json"):
+            saved = json.loads((tmp_path / "later" / name).read_text())
+            assert saved.keys().isdisjoint({"auto_map", "custom_pipelines"}), name
 
     @pytest.mark.parametrize(
         ("damage", "named"),
@@ -489,6 +501,9 @@ class TestLoadingWithoutThePackage:
     def test_classes_come_from_the_hub(self, there, kind):
         assert there["base"] == "VanillaTransformerModel"
         assert all(re.match(rf"transformers_modules\..*{kind}.*\.modeling", module) for module in there["modules"])
+
+    def test_a_model_saved_there_names_no_pipeline_that_is_not_there(self, there):
+        assert there["saved"] == ["auto_map"]
 
     def test_usage_of_the_card_runs_as_it_stands(self, there, here):
         model, tokenizer = here

@@ -126,6 +126,7 @@ def beam_search_applies(
         and _candidates(config) <= model_config.vocab_size
         and isinstance(cache, EncoderDecoderCache)
         and type(cache.self_attention_cache) is DynamicCache
+        and not cache.self_attention_cache.offloading
         and not getattr(cache, "_is_user_defined", False)  # or the caller would find it empty
         and len(model_kwargs["encoder_outputs"][0]) * config.num_beams == rows
         and model_kwargs.get("decoder_attention_mask") is None
@@ -153,7 +154,8 @@ def beam_search(
         model_kwargs: `encoder_outputs` and `attention_mask` of B sentences.
 
     Returns:
-        token ids (B * num_return_sequences, T), or an output that holds them and their scores.
+        token ids (B * num_return_sequences, T), or an output that holds them and their scores, but no cache: that of
+        this search is without the sentences that have left, and of no use to another.
     """
     search = _Search(model, prompt[:: generation_config.num_beams], generation_config, model_kwargs)
     logits = search.first_logits()
@@ -166,9 +168,7 @@ def beam_search(
     sequences, scores, beam_indices = search.best(generation_config.num_return_sequences)
     if not generation_config.return_dict_in_generate:
         return sequences
-    return GenerateBeamEncoderDecoderOutput(
-        sequences=sequences, sequences_scores=scores, beam_indices=beam_indices, past_key_values=search.cache
-    )
+    return GenerateBeamEncoderDecoderOutput(sequences=sequences, sequences_scores=scores, beam_indices=beam_indices)
 
 
 def greedy_search(
@@ -183,7 +183,7 @@ def greedy_search(
         model_kwargs: `encoder_outputs` and `attention_mask` of B sentences.
 
     Returns:
-        token ids (B, T), or an output that holds them and their scores.
+        token ids (B, T), or an output that holds them and their scores, but no cache, as in `beam_search`.
     """
     memory, memory_mask = model_kwargs["encoder_outputs"][0], model_kwargs.get("attention_mask")
     cache = _empty_cache(model.config)
@@ -210,7 +210,7 @@ def greedy_search(
     sequences = torch.cat(columns, dim=1)
     if not generation_config.return_dict_in_generate:
         return sequences
-    return GreedyOutput(sequences=sequences, sequences_scores=scores / lengths.clamp(min=1), past_key_values=cache)
+    return GreedyOutput(sequences=sequences, sequences_scores=scores / lengths.clamp(min=1))
 
 
 def _empty_cache(config: PreTrainedConfig) -> EncoderDecoderCache:

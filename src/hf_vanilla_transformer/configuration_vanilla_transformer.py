@@ -169,7 +169,8 @@ class VanillaTransformerConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs):
         fields = [*type(self).__dataclass_fields__, *self.attribute_map]
-        for key in kwargs.keys() - set(fields):
+        saved = "model_type" in kwargs  # what others have put into a configuration that was saved is not ours to judge
+        for key in () if saved else kwargs.keys() - set(fields):
             if guess := difflib.get_close_matches(key, fields, n=1, cutoff=0.8):
                 raise ValueError(f"unknown configuration field {key!r}: did you mean {guess[0]!r}?")
         super().__post_init__(**kwargs)

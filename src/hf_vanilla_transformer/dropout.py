@@ -18,7 +18,7 @@ class Dropout(nn.Dropout):
     def forward(self, input: Tensor) -> Tensor:
         """Of any shape."""
         applies = self.training and 0 < self.p < 1 and input.device.type == "cpu"
-        if not applies or torch.compiler.is_compiling():
+        if not applies or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
             return super().forward(input)
         return _SixteenBitDropout.apply(input, self.p)
 

@@ -29,17 +29,15 @@ class Ensemble(VanillaTransformerForConditionalGeneration):
         members: at least one; the first one's `generation_config` counts.
 
     Raises:
-        UserError: members of different vocabularies or special tokens; an attempt to save it.
+        UserError: members that differ in vocabulary, special tokens, type or attention backend; an attempt to save it.
     """
 
     def __init__(self, members: Sequence[VanillaTransformerForConditionalGeneration]):
-        first = members[0].config
         for member in members[1:]:
-            for name in ("vocab_size", "encoder_vocab_size", "pad_token_id", "eos_token_id", "decoder_start_token_id"):
-                mine, other = getattr(first, name), getattr(member.config, name)
+            for (name, mine), other in zip(_shared(members[0]).items(), _shared(member).values(), strict=True):
                 if mine != other:
-                    raise UserError(f"models of an ensemble share their vocabulary: {name} is {mine} and {other}")
-        config = deepcopy(first)
+                    raise UserError(f"models of an ensemble agree in this: {name} is {mine} and {other}")
+        config = deepcopy(members[0].config)
         config.decoder_layers = sum(member.config.decoder_layers for member in members)  # whose states a cache holds
         config.max_position_embeddings = min(member.config.max_position_embeddings for member in members)
         VanillaTransformerPreTrainedModel.__init__(self, config)  # without weights of its own
@@ -102,6 +100,12 @@ class Ensemble(VanillaTransformerForConditionalGeneration):
             shares.append(EncoderDecoderCache(*(Cache(layers=layers[start:end]) for layers in halves)))
             start = end
         return shares
+
+
+def _shared(member: VanillaTransformerForConditionalGeneration) -> dict[str, Any]:
+    names = ("vocab_size", "encoder_vocab_size", "pad_token_id", "eos_token_id", "decoder_start_token_id")
+    of_config = {name: getattr(member.config, name) for name in names}
+    return {**of_config, "dtype": member.dtype, "attn_implementation": member.config._attn_implementation}
 
 
 class _Encoders(nn.Module):

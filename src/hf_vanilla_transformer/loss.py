@@ -43,8 +43,8 @@ def label_smoothed_cross_entropy(
 ) -> Tensor:
     """`cross_entropy_of_logits` of the logits hidden_states weight^T + bias, which never exist all at once.
 
-    They are made, used and differentiated chunk by chunk, and only for real target tokens. Under `torch.compile` the
-    plain formula is used, whose shapes do not depend on the data.
+    They are made, used and differentiated chunk by chunk, and only for real target tokens. Under `torch.compile` and
+    `torch.func` the plain formula is used: its shapes do not depend on the data, and autograd knows all of it.
 
     Args:
         hidden_states: (..., D), what the output projection would receive.
@@ -57,7 +57,7 @@ def label_smoothed_cross_entropy(
         a scalar, float32; divide it by the number of target tokens. It has first derivatives only: a backward pass
         with `create_graph=True` raises RuntimeError.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return cross_entropy_of_logits(nn.functional.linear(hidden_states, weight, bias), labels, label_smoothing)
     hidden_states = hidden_states.flatten(0, -2)
     labels = labels.flatten()

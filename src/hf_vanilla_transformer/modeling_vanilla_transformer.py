@@ -1,12 +1,14 @@
 """The Transformer as a Hugging Face model: masks, caches, outputs, generation, loss.
 
 What the network computes stands in `attention`, `embeddings`, `layers` and `transformer`; this file knows nothing of
-tokenizers, files or the Hub.
+tokenizers.
 
 Shapes: B batch, T target length, S source length, D d_model, V target vocabulary.
 """
 
 from collections.abc import Callable
+from os import PathLike
+from pathlib import Path
 from typing import Any, Unpack
 
 import torch
@@ -49,6 +51,11 @@ def shift_right(labels: Tensor, pad_token_id: int, decoder_start_token_id: int) 
 def positions_of(attention_mask: Tensor) -> Tensor:
     """Positions (B, S) that count real tokens only, so that padding on the left shifts nothing."""
     return (attention_mask.long().cumsum(dim=-1) - 1).clamp(min=0)
+
+
+def _recomputes(module: nn.Module) -> bool:
+    """Whether layers are computed again in the backward pass: transformers then keeps the cache from them."""
+    return module.training and any(getattr(part, "gradient_checkpointing", False) for part in module.modules())
 
 
 class VanillaTransformerPreTrainedModel(PreTrainedModel):
@@ -313,7 +320,8 @@ class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
             encoder_attention_mask: (B, S) or (B / beams, S), as `encoder_hidden_states`.
             past_key_values: an `EncoderDecoderCache`.
             inputs_embeds: (B, T, D) in the place of `input_ids`, as `embed_tokens` returns them.
-            use_cache: whether to make a cache if none is given.
+            use_cache: whether to make a cache if none is given; none is made where layers are computed twice
+                (activation checkpointing in training mode), which leaves the cache out.
 
         Raises:
             ValueError: both or neither of `input_ids` and `inputs_embeds`; no `encoder_hidden_states`, or a number of
@@ -328,7 +336,7 @@ class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
         rows, sentences = inputs_embeds.shape[0], encoder_hidden_states.shape[0]
         if rows % sentences:
             raise ValueError(f"{rows} rows of the decoder do not divide among {sentences} source sentences")
-        if use_cache and past_key_values is None:
+        if use_cache and past_key_values is None and not _recomputes(self):
             past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
         past = past_key_values.get_seq_length() if past_key_values is not None else 0
         length = inputs_embeds.shape[1]
@@ -467,6 +475,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        skip_logits: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqLMOutput:
         """
@@ -476,11 +485,13 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             num_items_in_batch: what the loss is divided by; None means the number of target tokens in `labels`. The
                 Trainer passes the number of the whole optimiser step, which makes the loss independent of gradient
                 accumulation and of the number of processes.
+            skip_logits: with `labels`, whether the loss may do without the logits as a whole, which saves time and
+                memory; None means in training mode.
 
         Returns:
             loss: label-smoothed in training mode, plain cross-entropy in evaluation mode.
-            logits: (B, T, V); None in training mode with `labels`, because the loss never makes them as a whole (unless
-                only `lm_head` itself can make them, as with an adapter on it).
+            logits: (B, T, V), or None where they are skipped. They never are if only `lm_head` itself can make them, as
+                with an adapter or a hook on it.
 
         The other arguments are those of `VanillaTransformerModel.forward`.
         """
@@ -501,7 +512,9 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             **kwargs,
         )
         loss = logits = None
-        if labels is None or not self.training or not self._projects_plainly(outputs.last_hidden_state):
+        if skip_logits is None:
+            skip_logits = self.training
+        if labels is None or not skip_logits or not self._projects_plainly(outputs.last_hidden_state):
             logits = self.lm_head(outputs.last_hidden_state)
         if labels is not None:
             loss = self._loss(outputs.last_hidden_state, logits, labels, num_items_in_batch)
@@ -509,20 +522,28 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             loss=loss, logits=logits, **{k: v for k, v in outputs.items() if k != "last_hidden_state"}
         )
 
-    def save_pretrained(self, *args: Any, **kwargs: Any):
-        """As in transformers, which saves tied weights once: the configuration has to say that they are.
+    def save_pretrained(self, save_directory: str | PathLike, *args: Any, **kwargs: Any):
+        """As in transformers, with a configuration that says what is saved.
 
-        peft sets `tie_word_embeddings` to False when it merges an adapter into a model with a source embedding of its
-        own, tied or not.
+        Tied weights are saved once. peft sets `tie_word_embeddings` to False when it merges an adapter into a model
+        with a source embedding of its own, tied or not. And the configuration of a published model names files of code:
+        that of the model, which transformers saves or not, and that of the pipeline, which may be there already.
         """
         if self.lm_head.weight is self.model.decoder.embed_tokens.weight:
             self.config.tie_word_embeddings = True
-        super().save_pretrained(*args, **kwargs)
+        has_code = self._auto_class is not None
+        has_pipeline = has_code and Path(save_directory, "pipeline_vanilla_transformer.py").is_file()
+        for name, is_there in (("auto_map", has_code), ("custom_pipelines", has_pipeline)):
+            if not is_there:
+                vars(self.config).pop(name, None)
+        super().save_pretrained(save_directory, *args, **kwargs)
 
     def _projects_plainly(self, hidden_states: Tensor) -> bool:
-        """Whether `lm_head` is its weight and bias: no adapter, shard, quantised or offloaded weight."""
+        """Whether `lm_head` is its weight and bias: no adapter, hook, shard, quantised or offloaded weight."""
         head = self.lm_head
         if type(head) is not nn.Linear or type(head.weight) not in (Tensor, nn.Parameter):
+            return False
+        if head._forward_hooks or head._forward_pre_hooks:
             return False
         return head.weight.device == hidden_states.device
 
@@ -553,6 +574,8 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
     def _prepare_generation_config(self, *args, **kwargs):
         """Give the length penalty the formula that `length_penalty_type` names: in the call, else in the configuration.
 
+        With activation checkpointing in training mode nothing is cached, see `VanillaTransformerDecoder.forward`.
+
         Raises:
             ValueError: an unknown name.
         """
@@ -561,6 +584,8 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         if name is None:
             name = getattr(generation_config, "length_penalty_type", None)
         generation_config.length_penalty = length_penalty_of_type(generation_config.length_penalty, name)
+        if _recomputes(self):
+            generation_config.use_cache = False
         return generation_config, model_kwargs
 
     def create_masks_for_generate(self, past_key_values: Cache, **kwargs: Any) -> Any:

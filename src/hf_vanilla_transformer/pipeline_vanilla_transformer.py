@@ -8,6 +8,7 @@ for, hence only what transformers documents for pipelines of one's own is used.
 Shapes: B batch, S source length, N translations of each text (`num_return_sequences`), T target length.
 """
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from os import PathLike
 from typing import Any
@@ -147,9 +148,10 @@ class VanillaTransformerTranslationPipeline(Pipeline):
 
     def save_pretrained(self, save_directory: str | PathLike, **kwargs: Any) -> None:
         """Save the model and the tokenizer; this code too where config.json names it, as in a published folder."""
-        super().save_pretrained(save_directory, **kwargs)
         if getattr(self.model.config, "custom_pipelines", None):
-            custom_object_save(self, save_directory)
+            os.makedirs(save_directory, exist_ok=True)
+            custom_object_save(self, save_directory)  # first: the model looks whether it is there
+        super().save_pretrained(save_directory, **kwargs)
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:

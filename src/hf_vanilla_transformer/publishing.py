@@ -161,10 +161,11 @@ def _save_with_code(
     model.config.custom_pipelines = {
         "translation": {"impl": pipeline, "pt": ["AutoModelForSeq2SeqLM"], "type": "text"},
     }
+    output.mkdir(parents=True, exist_ok=True)
+    custom_object_save(VanillaTransformerTranslationPipeline, output)  # first: the model looks whether it is there
     with _code_travels():
         model.save_pretrained(output)
         tokenizer.save_pretrained(output)
-    custom_object_save(VanillaTransformerTranslationPipeline, output)
 
 
 def _reference(cls: type) -> str:

@@ -171,6 +171,12 @@ class SeparateVocabularyTokenizer(PreTrainedTokenizerFast):
         finally:
             self._switch_to_input_mode()
 
+    def save_pretrained(self, *args, **kwargs):
+        """As in transformers; the code that a published tokenizer names is named only where it is saved along."""
+        if self._auto_class is None:
+            self.init_kwargs.pop("auto_map", None)
+        return super().save_pretrained(*args, **kwargs)
+
     def _save_pretrained(self, save_directory, file_names, legacy_format=None, filename_prefix=None):
         prefix = f"{filename_prefix}-" if filename_prefix else ""
         for backend, name in ((self._source, "source_tokenizer.json"), (self._target, "target_tokenizer.json")):
