@@ -43,7 +43,9 @@ def test_without_something_else(tiny_model):
         pass
 
 
-def test_cross_attention_has_a_row_for_each_written_token(tiny_model):
+def test_cross_attention_has_a_row_for_each_written_token(tiny_model, monkeypatch):
+    for name, value in {"num_return_sequences": 2, "num_beams": 3, "return_dict_in_generate": True}.items():
+        monkeypatch.setattr(tiny_model.generation_config, name, value)
     tokenizer = joint_tokenizer(learn_backend(["a b c d e f"] * 3, vocab_size=99))
     backend = tiny_model.config._attn_implementation
     source, target, weights = cross_attention(tiny_model, tokenizer, "a b c")

@@ -109,7 +109,13 @@ class TestEveryType:
 
     def test_eos_at_the_end_and_no_bos(self, tokenizer_type):
         tokenizer = joint(tokenizer_type)
-        for sentences in (tokenizer(TEXT).input_ids, tokenizer(text_target=TEXT).input_ids, [tokenizer("").input_ids]):
+        pairs = tokenizer(TEXT, TEXT).input_ids
+        for sentences in (
+            tokenizer(TEXT).input_ids,
+            tokenizer(text_target=TEXT).input_ids,
+            [tokenizer("").input_ids],
+            pairs,
+        ):
             for ids in sentences:
                 assert ids[-1] == 3
                 assert not {1, 2, 3} & set(ids[:-1])

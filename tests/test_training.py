@@ -19,6 +19,7 @@ from datasets import Dataset, DatasetDict
 from safetensors.numpy import load_file
 from torch.nn.functional import cross_entropy
 from transformers import (
+    AutoConfig,
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
     DataCollatorForSeq2Seq,
@@ -187,6 +188,12 @@ def test_the_record_tells_back_translations_from_real_text(tmp_path):
     data = record_of(run(tmp_path, synthetic_file=files, max_steps=1, eval_strategy="no"))["data"]
     assert data["description"] == "train.en and train.xx, and back-translations: back.en and back.xx"
     assert (data["report"]["read"], data["report"]["back_translations"]["read"]) == (60, 20)
+
+
+def test_truncation_knows_the_length_of_the_model(finished):
+    tokenizer = AutoTokenizer.from_pretrained(finished)
+    limit = AutoConfig.from_pretrained(finished).max_position_embeddings
+    assert len(tokenizer("a " * 2 * limit, truncation=True)["input_ids"]) == limit
 
 
 def test_the_record_counts_target_tokens(finished):

@@ -144,7 +144,9 @@ def _dictionary(path: Path) -> Tokenizer:
     backend = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in FAIRSEQ_SPECIAL_TOKENS])
-    backend.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", vocab["</s>"])])
+    backend.post_processor = processors.TemplateProcessing(
+        single="$A </s>", pair="$A $B </s>", special_tokens=[("</s>", vocab["</s>"])]
+    )
     return backend
 
 

@@ -56,7 +56,8 @@ def cross_attention(
         step that wrote target token t.
     """
     batch = tokenizer([source], return_tensors="pt").to(model.device)
-    written = model.generate(**batch, num_beams=1, early_stopping=False, length_penalty=1.0)
+    search = {"num_beams": 1, "early_stopping": False, "length_penalty": 1.0, "num_return_sequences": 1}
+    written = model.generate(**batch, **search, return_dict_in_generate=False)
     backend = model.config._attn_implementation
     model.set_attn_implementation("eager")  # the backend that returns its weights
     try:

@@ -20,7 +20,8 @@ from .errors import UserError
 
 UNK, PAD, BOS, EOS = SPECIAL_TOKENS = ("<unk>", "<pad>", "<s>", "</s>")
 SPECIAL_TOKEN_ROLES = {"unk_token": UNK, "pad_token": PAD, "bos_token": BOS, "eos_token": EOS}
-# A text that happens to hold the letters "<s>" must not smuggle in a special token.
+# A text that happens to hold the letters "<s>" must not smuggle in a special token. Nor are special tokens found that
+# users add, unless they set `split_special_tokens` to False.
 SETTINGS = {"model_input_names": ["input_ids", "attention_mask"], "split_special_tokens": True, **SPECIAL_TOKEN_ROLES}
 TOKENIZER_TYPES = ("bpe", "unigram", "byte-level", "word-level")
 NORMALIZATIONS = ("nfc", "nfkc", "none")
@@ -74,7 +75,7 @@ def learn_backend(
         backend.model = _canonical_unigram(backend)
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
     backend.post_processor = processors.TemplateProcessing(
-        single=f"$A {EOS}", special_tokens=[(EOS, backend.token_to_id(EOS))]
+        single=f"$A {EOS}", pair=f"$A $B {EOS}", special_tokens=[(EOS, backend.token_to_id(EOS))]
     )
     return backend
 
@@ -116,6 +117,9 @@ def joint_tokenizer(backend: Tokenizer) -> PreTrainedTokenizerFast:
 
 class SeparateVocabularyTokenizer(PreTrainedTokenizerFast):
     """A source vocabulary for `tokenizer(text)` and a target vocabulary for `tokenizer(text_target=...)` and decoding.
+
+    All that knows no sides is the source's: `get_vocab`, `convert_ids_to_tokens`, `len`. So `stop_strings` of
+    `generate()`, which looks there for the words of a translation, stops nothing.
 
     Args:
         source_tokenizer_file: the source vocabulary, a `tokenizers` file.

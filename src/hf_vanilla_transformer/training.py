@@ -424,6 +424,7 @@ def _build_model(
         if model_args.attn_implementation:
             model.set_attn_implementation(model_args.attn_implementation)
     require_fit(tokenizer, model.config)
+    tokenizer.model_max_length = model.config.max_position_embeddings
     search = {
         "early_stopping": True,
         "length_penalty": args.length_penalty,
