@@ -112,6 +112,11 @@ class TestWhole:
         text = card(run, evaluation)
         assert "1,234 pairs have back-translated sources. Of " in text
 
+    def test_what_it_was_trained_on_before(self, card, run, evaluation):
+        run["data"].update(description="last.", before=["first.", "second."])
+        expected = "Trained on: last.\n\nBefore that, on: second.\n\nBefore that, on: first.\n\n"
+        assert expected in card(run, evaluation)
+
     def test_several_directions(self, card, run, evaluation):
         assert "The other direction needs a model of its own" in card(run, evaluation)
         run["recipe"]["directions"] = ["en-de", "de-en"]

@@ -190,6 +190,15 @@ def test_the_record_tells_back_translations_from_real_text(tmp_path):
     assert (data["report"]["read"], data["report"]["back_translations"]["read"]) == (60, 20)
 
 
+def test_the_record_says_what_the_text_is_and_was(tmp_path):
+    first = run(tmp_path / "one", max_steps=1, data_description="Made up.")
+    second = run(tmp_path / "two", max_steps=1, model_name_or_path=first, preset=None)
+    third = run(tmp_path / "three", max_steps=1, model_name_or_path=second, preset=None)
+    files = "train.en and train.xx"
+    assert record_of(first)["data"]["before"] == []
+    assert record_of(third)["data"]["before"] == [f"{files}. Made up.", files]
+
+
 def test_truncation_knows_the_length_of_the_model(finished):
     tokenizer = AutoTokenizer.from_pretrained(finished)
     limit = AutoConfig.from_pretrained(finished).max_position_embeddings

@@ -77,6 +77,12 @@ class DataArguments:
             "targets (back-translation). Training puts the word 2bt before each of them."
         },
     )
+    data_description: str = field(
+        default="",
+        metadata={
+            "help": "For the model card: sentences that say what the training text is and who wrote or translated it."
+        },
+    )
     train_split: str = field(default="train", metadata={"help": "The data set's training split."})
     validation_split: str = field(default="validation", metadata={"help": "The data set's validation split."})
     test_splits: list[str] = field(

@@ -330,7 +330,8 @@ def _embeddings(config: VanillaTransformerConfig) -> str:
 
 
 def _data_values(data: dict) -> dict[str, str]:
-    description = f"Trained on: {data['description']}"
+    before = (f"Before that, on: {text}" for text in reversed(data.get("before", [])))
+    description = "\n\n".join([f"Trained on: {data['description']}", *before])
     if dataset := _hub_dataset(data):
         description += f"\n\nOn the Hub: [`{dataset}`](https://huggingface.co/datasets/{dataset})."
     report = data["report"]

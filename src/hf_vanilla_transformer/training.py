@@ -333,6 +333,7 @@ def train(arguments: Arguments, score: Scorer | None = None) -> Path:
             "target_lang": data.target_lang,
             "data": {
                 "description": _description(data),
+                "before": _data_before(model_args.model_name_or_path),
                 "dataset": None if Path(data.dataset_name or ".").expanduser().exists() else data.dataset_name,
                 "config": data.dataset_config_name if data.dataset_name else None,
                 "report": corpus.report,
@@ -362,9 +363,15 @@ def _is_the_end(checkpoint: Path, args: TrainingArguments) -> bool:
 
 def _description(data: DataArguments) -> str:
     description = source_description(data.train_file, data.dataset_name, data.dataset_config_name)
-    if not data.synthetic_file:
-        return description
-    return f"{description}, and back-translations: {source_description(data.synthetic_file, None, None)}"
+    if data.synthetic_file:
+        description += f", and back-translations: {source_description(data.synthetic_file, None, None)}"
+    return f"{description}. {data.data_description}" if data.data_description else description
+
+
+def _data_before(model: str | None) -> list[str]:
+    """What the model that training goes on from was trained on, first to last; empty where no record says it."""
+    data = read_record(Path(model) / RUN_RECORD).get("data", {}) if model else {}
+    return [*data.get("before", []), data["description"]] if "description" in data else []
 
 
 def _configuration(arguments: Arguments, vocabulary: dict[str, Any]) -> VanillaTransformerConfig:
