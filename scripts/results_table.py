@@ -19,6 +19,14 @@ RESULTS = ROOT / "scripts" / "results"
 FINAL = ("multi30k_en_de_distilled", "multi30k_en_de_task1_distilled")  # which README.md compares
 BASELINE = "multi30k_en_de_wu2021/seed1"  # with this
 SETS = ("test_2016_flickr", "test_2017_flickr", "test_2017_mscoco")
+AIMS = (  # what a recipe was meant to reach as the mean of three seeds: metric, then a score for each of SETS
+    ("Transformer-Tiny again, task 1", "multi30k_en_de_wu2021", "p1", (40.5, 33.0, 29.5)),
+    ("one model, task 1", "multi30k_en_de_task1_distilled", "p1", (42.0, 34.5, 31.0)),
+    ("one model, all of Multi30k but images", "multi30k_en_de_distilled", "p1", (42.7, 36.1, 32.0)),
+    ("one model of at most 25M parameters", "multi30k_en_de_distilled", "p1", (43.9, 37.3, 34.5)),
+    ("raw text", "multi30k_en_de_back_translation_raw_finetuned", "bleu", (39.7,)),
+    ("French", "multi30k_en_fr_muon_long", "p1", (62.6, 55.0, 46.0)),
+)
 
 
 def records(recipe: Path) -> list[dict]:
@@ -69,6 +77,19 @@ def results() -> str:
             run = json.loads(ensemble.read_text(encoding="utf-8"))
             name = f"[{recipe.name}/ensemble](scripts/results/{recipe.name}/ensemble)"
             lines.append(f"| {name} of {run['evaluation']['generation']['models']} models | | | | {scores([run])} | |")
+    return "\n".join(lines)
+
+
+def aims() -> str:
+    """What was aimed at, and the mean of what there is: a row for each aim."""
+    lines = ["| aim | recipe | seeds | metric | aimed at | reached | short of it by |", "|---|---|---|---|---|---|---|"]
+    for what, recipe, metric, wanted in AIMS:
+        runs = records(RESULTS / recipe)
+        found = [mean(run["evaluation"]["sets"][name]["scores"][metric]["score"] for run in runs) for name in SETS]
+        pairs = list(zip(wanted, found, strict=False))
+        short = " / ".join(f"{max(0.0, aim - score):.1f}" for aim, score in pairs)
+        columns = [" / ".join(f"{value:.1f}" for value in column) for column in zip(*pairs, strict=True)]
+        lines.append(f"| {what} | {recipe} | {len(runs)} | {metric} | {' | '.join(columns)} | {short} |")
     return "\n".join(lines)
 
 
@@ -159,6 +180,18 @@ def spread(values: list[float]) -> str:
     return f"{median(values):.2f} | {min(values):.2f} to {max(values):.2f}"
 
 
+def circumstances(sections: dict[str, dict], *prefixes: str) -> str:
+    """A line for each measurement: rounds, processor, commit and day of the sections that begin like this."""
+    runs: dict[str, list[str]] = {}
+    for name, section in sections.items():
+        if name.startswith(prefixes):
+            rounds = len(next(iter(section["engines"].values())))
+            where = f"{section['hardware']['cpu']}, {section['threads']} threads"
+            commit = section["commit"][:7] + "-dirty" * section["commit"].endswith("-dirty")
+            runs.setdefault(f"{rounds} rounds on {where}, commit {commit}, {section['date'][:10]}", []).append(name)
+    return "\n".join(f"- {run}: {'; '.join(names)}" for run, names in runs.items())
+
+
 def times_marian(sections: dict[str, dict]) -> dict[str, dict[str, list[float]]]:
     """Of training and translation, round by round: the rate of each engine as a multiple of MarianMT's.
 
@@ -199,7 +232,7 @@ def speed(sections: dict[str, dict]) -> str:
         ratios = [rate / alone for rate in rates(engines, "two processes")]
         lines += ["", "| what | × one process, median | least to greatest |", "|---|---|---|"]
         lines.append(f"| training in two processes | {spread(ratios)} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", circumstances(sections, "training", "translation", "two processes")])
 
 
 def lower_bound(sections: dict[str, dict]) -> str:
@@ -215,7 +248,7 @@ def lower_bound(sections: dict[str, dict]) -> str:
             ours = median(rates(engines, f"ours {dtype}"))
             shape = section.removeprefix("one step, ")
             lines.append(f"| `{shape}` | {dtype} | {products / ours:.1f} | {max(machine.values()) / ours:.1f} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", circumstances(sections, "one step")])
 
 
 def memory(sections: dict[str, dict]) -> str:
@@ -232,7 +265,7 @@ def memory(sections: dict[str, dict]) -> str:
         for name, values in taken.items():
             shape = section.removeprefix("peak memory, ")
             lines.append(f"| `{shape}` | {name} | {spread([value / peer for value in values])} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", circumstances(sections, "peak memory")])
 
 
 def beside_ctranslate2(records: dict[str, dict[str, dict]]) -> str:
@@ -262,7 +295,7 @@ def depth(sections: dict[str, dict]) -> str:
             symmetric = median(rates(engines, f"symmetric {dtype}"))
             ratios = [rate / symmetric for rate in rates(engines, f"shallow {dtype}")]
             lines.append(f"| `{preset}` | {search} | {dtype} | {spread(ratios)} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", circumstances(sections, "depth")])
 
 
 def certificates(exports: dict[str, dict]) -> str:
@@ -298,7 +331,7 @@ def scaling(sections: dict[str, dict]) -> str:
                 cells = " | ".join(f"{value / values[0]:.2f}" for value in values)
                 lines.append(f"| {what}, {dtype} | {cells} |")
         tables.append("\n".join(lines))
-    return "\n\n".join(tables)
+    return "\n\n".join([*tables, circumstances(sections, "")])
 
 
 def differences(one: list[float], other: list[float]) -> list[float]:
@@ -338,6 +371,7 @@ DOCUMENTS = {
         "agreement": lambda: agreement(result("agreement")["rows"]),
     },
     RESULTS / "README.md": {
+        "aims": aims,
         "comparisons": lambda: comparisons(sorted(RESULTS.glob("*/*/run.json"))),
         "speed": lambda: speed(result("benchmark")["sections"]),
         "speed with AMX": lambda: speed(result("benchmark_amx")["sections"]),
