@@ -23,6 +23,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 import torch  # noqa: E402
 
 from hf_vanilla_transformer.arguments import parse_arguments  # noqa: E402
+from hf_vanilla_transformer.card import markdown_table  # noqa: E402
 from hf_vanilla_transformer.embedded_corpus import EmbeddedCorpus, make_corpus, write_corpus  # noqa: E402
 from hf_vanilla_transformer.evaluation import score  # noqa: E402
 from hf_vanilla_transformer.provenance import RUN_RECORD, provenance  # noqa: E402
@@ -119,28 +120,33 @@ def looks_healthy(run: dict) -> str:
 
 def table(runs: dict[str, dict]) -> str:
     """Markdown: the baselines, then the defects, worst first, and how much of a difference is chance."""
-    lines = [
-        "| defect | seen in | what catches it | BLEU with it | without | teacher-forced BLEU | loss looks healthy? |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    rows = []
     for name in BASELINES:
         if name in runs:
             run = runs[name]
-            scores = f"{run['bleu']['score']:.1f} | | {run['teacher_forced_bleu']:.1f}"
-            lines.append(f"| {name} | | | {scores} | {looks_healthy(run)} |")
+            scores = [f"{run['bleu']['score']:.1f}", "", f"{run['teacher_forced_bleu']:.1f}"]
+            rows.append([name, "", "", *scores, looks_healthy(run)])
     for name in sorted(DEFECTS.keys() & runs, key=lambda name: runs[name]["bleu"]["score"]):
         defect, run, without = DEFECTS[name], runs[name], runs[baseline_of(DEFECTS[name])]
-        scores = f"{run['bleu']['score']:.1f} | {without['bleu']['score']:.1f} | {run['teacher_forced_bleu']:.1f}"
-        lines.append(
-            f"| **{name}**: {defect.what} | {defect.seen_in} | {defect.check} | {scores} | {looks_healthy(run)} |"
-        )
+        scores = (run["bleu"]["score"], without["bleu"]["score"], run["teacher_forced_bleu"])
+        what = [f"**{name}**: {defect.what}", defect.seen_in, defect.check]
+        rows.append([*what, *(f"{score:.1f}" for score in scores), looks_healthy(run)])
     clean = [runs[name]["bleu"]["score"] for name in BASELINES if name in runs]
     inflated = max(run["teacher_forced_bleu"] - run["bleu"]["score"] for run in runs.values())
     note = (
         f"Without a defect, BLEU is {min(clean):.1f} to {max(clean):.1f}: a smaller difference says nothing. "
         f"Teacher-forced BLEU is up to {inflated:.1f} points too high."
     )
-    return "\n".join([*lines, "", note])
+    head = [
+        "defect",
+        "seen in",
+        "what catches it",
+        "BLEU with it",
+        "without",
+        "teacher-forced BLEU",
+        "loss looks healthy?",
+    ]
+    return "\n\n".join([markdown_table(head, rows), note])
 
 
 def load_record() -> dict:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import mean, median, stdev
 
+from hf_vanilla_transformer.card import markdown_table
 from hf_vanilla_transformer.reporting import VALIDATION
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -50,47 +51,43 @@ def cell(runs: list[dict], metric: str, sets: Sequence[str] = SETS) -> str:
     return " / ".join(f"{mean(seeds):.1f}{spread}" for seeds, spread in zip(values, spreads, strict=True))
 
 
-def scores(runs: list[dict]) -> str:
+def scores(runs: list[dict]) -> list[str]:
     """The cells of a row."""
-    tests = [cell(runs, metric) for metric in ("p1", "bleu", "chrf")]
-    return " | ".join([cell(runs, "p1", [VALIDATION]), *tests])
+    return [cell(runs, "p1", [VALIDATION]), *(cell(runs, metric) for metric in ("p1", "bleu", "chrf"))]
 
 
 def results() -> str:
     """One row for each recipe with Multi30k results, and one below for what was evaluated as its ensemble."""
-    lines = [
-        "| recipe | parameters | seeds | epochs | P1, validation | P1 | BLEU | chrF2 | training |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    head = ["recipe", "parameters", "seeds", "epochs", "P1, validation", "P1", "BLEU", "chrF2", "training"]
+    rows = []
     for recipe in sorted(RESULTS.iterdir()):
         runs = [run for run in records(recipe) if set(SETS) <= set(run["evaluation"]["sets"])]
         if not runs:
             continue
         training = [run["training"] for run in runs]
         minutes = mean(one["seconds"] for one in training) / 60
-        lines.append(
-            f"| [{recipe.name}](scripts/results/{recipe.name}) | {runs[0]['parameters'] / 1e6:.2f}M | {len(runs)} "
-            f"| {training[0]['epochs']:.0f} | {scores(runs)} | {minutes:.0f} min |"
-        )
+        size = [f"{runs[0]['parameters'] / 1e6:.2f}M", str(len(runs)), f"{training[0]['epochs']:.0f}"]
+        rows.append([f"[{recipe.name}](scripts/results/{recipe.name})", *size, *scores(runs), f"{minutes:.0f} min"])
         ensemble = recipe / "ensemble" / "run.json"
         if ensemble.is_file():
             run = json.loads(ensemble.read_text(encoding="utf-8"))
             name = f"[{recipe.name}/ensemble](scripts/results/{recipe.name}/ensemble)"
-            lines.append(f"| {name} of {run['evaluation']['generation']['models']} models | | | | {scores([run])} | |")
-    return "\n".join(lines)
+            models = f"{name} of {run['evaluation']['generation']['models']} models"
+            rows.append([models, "", "", "", *scores([run]), ""])
+    return markdown_table(head, rows)
 
 
 def aims() -> str:
     """What was aimed at, and the mean of what there is: a row for each aim."""
-    lines = ["| aim | recipe | seeds | metric | aimed at | reached | short of it by |", "|---|---|---|---|---|---|---|"]
+    rows = []
     for what, recipe, metric, wanted in AIMS:
         runs = records(RESULTS / recipe)
         found = [mean(run["evaluation"]["sets"][name]["scores"][metric]["score"] for run in runs) for name in SETS]
         pairs = list(zip(wanted, found, strict=False))
         short = " / ".join(f"{max(0.0, aim - score):.1f}" for aim, score in pairs)
         columns = [" / ".join(f"{value:.1f}" for value in column) for column in zip(*pairs, strict=True)]
-        lines.append(f"| {what} | {recipe} | {len(runs)} | {metric} | {' | '.join(columns)} | {short} |")
-    return "\n".join(lines)
+        rows.append([what, recipe, str(len(runs)), metric, *columns, short])
+    return markdown_table(["aim", "recipe", "seeds", "metric", "aimed at", "reached", "short of it by"], rows)
 
 
 def comparisons(paths: list[Path], against: str | None = None) -> str:
@@ -100,10 +97,7 @@ def comparisons(paths: list[Path], against: str | None = None) -> str:
         paths: records of runs.
         against: leave out comparisons with others than this run.
     """
-    lines = [
-        "| run | against | metric | score | difference | 95% of resampled differences | p |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    rows = []
     for path in paths:
         run = json.loads(path.read_text(encoding="utf-8"))
         for other, verdicts in run["evaluation"].get("against", {}).items():
@@ -111,11 +105,11 @@ def comparisons(paths: list[Path], against: str | None = None) -> str:
             if found is None or against not in (None, other):
                 continue
             p = f"{found['p_value']:.3f}" if found["p_value"] >= 0.001 else "< 0.001"
-            lines.append(
-                f"| {path.parts[-3]}/{path.parts[-2]} | {other} | {found['metric']} | {found['score_b']:.2f} "
-                f"| {found['difference']:+.2f} | {found['low']:+.2f} to {found['high']:+.2f} | {p} |"
-            )
-    return "\n".join(lines)
+            interval = f"{found['low']:+.2f} to {found['high']:+.2f}"
+            score = [found["metric"], f"{found['score_b']:.2f}", f"{found['difference']:+.2f}"]
+            rows.append([f"{path.parts[-3]}/{path.parts[-2]}", other, *score, interval, p])
+    head = ["run", "against", "metric", "score", "difference", "95% of resampled differences", "p"]
+    return markdown_table(head, rows)
 
 
 def result(name: str) -> dict:
@@ -123,29 +117,29 @@ def result(name: str) -> dict:
     return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
 
 
-def agreement(rows: list[dict]) -> str:
+def agreement(found: list[dict]) -> str:
     """One row for each reference: import and export side by side."""
-    rows = {(row["reference"], row["direction"]): row for row in rows}
-    lines = ["| reference | import: largest difference | beams equal | export: largest difference | beams equal |"]
-    lines.append("|---|---|---|---|---|")
-    for name in dict.fromkeys(reference for reference, _ in rows):
+    sides = {(row["reference"], row["direction"]): row for row in found}
+    rows = []
+    for name in dict.fromkeys(reference for reference, _ in sides):
         cells = [f"`{name}`"]
         for direction in ("import", "export"):
-            row = rows[name, direction]
+            row = sides[name, direction]
             cells += [f"{row['max_logit_difference']:.1e}", f"{row['equal_beams']} of {row['beams']}"]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append(cells)
+    head = ["reference", "import: largest difference", "beams equal", "export: largest difference", "beams equal"]
+    return markdown_table(head, rows)
 
 
-def backends(rows: list[dict]) -> str:
+def backends(found: list[dict]) -> str:
     """One row for each backend; what could not run has its reason below."""
-    columns = list(rows[0]["differences"])
-    lines = [f"| backend | {' | '.join(columns)} |", "|---|" + "---|" * len(columns)]
+    columns, rows = list(found[0]["differences"]), []
     notes: list[str] = []
-    for row in rows:
+    for row in found:
         cells = [_cell_or_note(row["differences"][column], notes) for column in columns]
-        lines.append(f"| `{row['backend']}`, {row['dtype']} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", *(f"{number}. {note}" for number, note in enumerate(notes, start=1))])
+        rows.append([f"`{row['backend']}`, {row['dtype']}", *cells])
+    table = markdown_table(["backend", *columns], rows)
+    return "\n".join([table, "", *(f"{number}. {note}" for number, note in enumerate(notes, start=1))])
 
 
 def _cell_or_note(value: dict | str | float, notes: list[str]) -> str:
@@ -158,10 +152,9 @@ def _cell_or_note(value: dict | str | float, notes: list[str]) -> str:
 
 def common_tests() -> str:
     """One row for each of transformers' test classes."""
-    lines = ["| tests of transformers | passed | failed | skipped |", "|---|---|---|---|"]
-    for suite in result("common_model_tests")["suites"].values():
-        lines.append(f"| {suite['tests']} | {suite['passed']} | {suite['failed']} | {suite['skipped']} |")
-    return "\n".join(lines)
+    found = result("common_model_tests")["suites"].values()
+    rows = [[str(suite[column]) for column in ("tests", "passed", "failed", "skipped")] for suite in found]
+    return markdown_table(["tests of transformers", "passed", "failed", "skipped"], rows)
 
 
 def defects() -> str:
@@ -175,9 +168,9 @@ def rates(engines: dict[str, list[dict]], name: str) -> list[float]:
     return [round["work"] / round["seconds"] for round in engines[name]]
 
 
-def spread(values: list[float]) -> str:
+def spread(values: list[float]) -> list[str]:
     """The median, and the least and the greatest, in two cells."""
-    return f"{median(values):.2f} | {min(values):.2f} to {max(values):.2f}"
+    return [f"{median(values):.2f}", f"{min(values):.2f} to {max(values):.2f}"]
 
 
 def circumstances(sections: dict[str, dict], *prefixes: str) -> str:
@@ -212,33 +205,33 @@ def speed_in_short(sections: dict[str, dict]) -> str:
     """Medians: a row for each engine, a column for each kind of work."""
     ratios = times_marian(sections)
     engines = dict.fromkeys(name for column in ratios.values() for name in column)
-    lines = [f"| × MarianMT | {' | '.join(ratios)} |", "|---|" + "---|" * len(ratios)]
-    for name in engines:
-        cells = [f"{median(column[name]):.2f}" if name in column else "" for column in ratios.values()]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    rows = [
+        [name, *(f"{median(column[name]):.2f}" if name in column else "" for column in ratios.values())]
+        for name in engines
+    ]
+    return markdown_table(["× MarianMT", *ratios], rows)
 
 
 def speed(sections: dict[str, dict]) -> str:
     """All of `times_marian`, and two processes beside one."""
-    lines = ["| what | engine | × MarianMT, median | least to greatest | padding |", "|---|---|---|---|---|"]
+    rows = []
     for section, ratios in times_marian(sections).items():
         for name, rounds in sections[section]["engines"].items():
             padding = f"{median(round['padding'] for round in rounds):.0%}" if "padding" in rounds[0] else ""
-            lines.append(f"| {section} | {name} | {spread(ratios[name])} | {padding} |")
+            rows.append([section, name, *spread(ratios[name]), padding])
+    tables = [markdown_table(["what", "engine", "× MarianMT, median", "least to greatest", "padding"], rows)]
     if "two processes" in sections:
         engines = sections["two processes"]["engines"]
         alone = median(rates(engines, "one process"))
         ratios = [rate / alone for rate in rates(engines, "two processes")]
-        lines += ["", "| what | × one process, median | least to greatest |", "|---|---|---|"]
-        lines.append(f"| training in two processes | {spread(ratios)} |")
-    return "\n".join([*lines, "", circumstances(sections, "training", "translation", "two processes")])
+        head = ["what", "× one process, median", "least to greatest"]
+        tables.append(markdown_table(head, [["training in two processes", *spread(ratios)]]))
+    return "\n\n".join([*tables, circumstances(sections, "training", "translation", "two processes")])
 
 
 def lower_bound(sections: dict[str, dict]) -> str:
     """How many times as long as the machine needs for the matrix products of a training step it takes."""
-    lines = ["| training step | precision | × its matrix products | × the products in the faster precision |"]
-    lines.append("|---|---|---|---|")
+    rows = []
     for section in sections:
         if not section.startswith("one step"):
             continue
@@ -247,16 +240,14 @@ def lower_bound(sections: dict[str, dict]) -> str:
         for dtype, products in machine.items():
             ours = median(rates(engines, f"ours {dtype}"))
             shape = section.removeprefix("one step, ")
-            lines.append(f"| `{shape}` | {dtype} | {products / ours:.1f} | {max(machine.values()) / ours:.1f} |")
-    return "\n".join([*lines, "", circumstances(sections, "one step")])
+            rows.append([f"`{shape}`", dtype, f"{products / ours:.1f}", f"{max(machine.values()) / ours:.1f}"])
+    head = ["training step", "precision", "× its matrix products", "× the products in the faster precision"]
+    return "\n\n".join([markdown_table(head, rows), circumstances(sections, "one step")])
 
 
 def memory(sections: dict[str, dict]) -> str:
     """What a training step takes, as a share of what the better of the two MarianMT takes."""
-    lines = [
-        "| peak memory of a training step | engine | × MarianMT, median | least to greatest |",
-        "|---|---|---|---|",
-    ]
+    rows = []
     for section in sections:
         if not section.startswith("peak memory"):
             continue
@@ -264,13 +255,14 @@ def memory(sections: dict[str, dict]) -> str:
         peer = min(median(values) for name, values in taken.items() if name.startswith("marian"))
         for name, values in taken.items():
             shape = section.removeprefix("peak memory, ")
-            lines.append(f"| `{shape}` | {name} | {spread([value / peer for value in values])} |")
-    return "\n".join([*lines, "", circumstances(sections, "peak memory")])
+            rows.append([f"`{shape}`", name, *spread([value / peer for value in values])])
+    head = ["peak memory of a training step", "engine", "× MarianMT, median", "least to greatest"]
+    return "\n\n".join([markdown_table(head, rows), circumstances(sections, "peak memory")])
 
 
 def beside_ctranslate2(records: dict[str, dict[str, dict]]) -> str:
     """How fast our fastest engine translates, as a share of the fastest CTranslate2; a row for each search."""
-    lines = ["| CPU | translation | our fastest | CTranslate2's | × CTranslate2 |", "|---|---|---|---|---|"]
+    rows = []
     for cpu, sections in records.items():
         for section, measured in sections.items():
             if not section.startswith("translation"):
@@ -279,13 +271,13 @@ def beside_ctranslate2(records: dict[str, dict[str, dict]]) -> str:
             by_rate = sorted(found, key=found.get)
             ours, theirs = ([name for name in by_rate if name.startswith(who)][-1] for who in ("ours", "ctranslate2"))
             what = section.removeprefix("translation, ")
-            lines.append(f"| {cpu} | {what} | {ours} | {theirs} | {found[ours] / found[theirs]:.2f} |")
-    return "\n".join(lines)
+            rows.append([cpu, what, ours, theirs, f"{found[ours] / found[theirs]:.2f}"])
+    return markdown_table(["CPU", "translation", "our fastest", "CTranslate2's", "× CTranslate2"], rows)
 
 
 def depth(sections: dict[str, dict]) -> str:
     """How many times as fast as the symmetric model one with a deep encoder and a shallow decoder translates."""
-    lines = ["| preset | search | precision | × symmetric, median | least to greatest |", "|---|---|---|---|---|"]
+    rows = []
     for section in sections:
         if not section.startswith("depth"):
             continue
@@ -294,16 +286,14 @@ def depth(sections: dict[str, dict]) -> str:
         for dtype in dict.fromkeys(name.split()[1] for name in engines):
             symmetric = median(rates(engines, f"symmetric {dtype}"))
             ratios = [rate / symmetric for rate in rates(engines, f"shallow {dtype}")]
-            lines.append(f"| `{preset}` | {search} | {dtype} | {spread(ratios)} |")
-    return "\n".join([*lines, "", circumstances(sections, "depth")])
+            rows.append([f"`{preset}`", search, dtype, *spread(ratios)])
+    table = markdown_table(["preset", "search", "precision", "× symmetric, median", "least to greatest"], rows)
+    return "\n\n".join([table, circumstances(sections, "depth")])
 
 
 def certificates(exports: dict[str, dict]) -> str:
     """The exports to CTranslate2: a row for each type and search, on one test set."""
-    lines = [
-        "| weights | search | identical translations | BLEU, model / export | chrF2 | × speed | × size |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    rows = []
     for name, certificate in exports.items():
         size = certificate["ctranslate2"]["bytes"] / certificate["model"]["bytes"]
         (found,) = certificate["sets"].values()
@@ -311,11 +301,10 @@ def certificates(exports: dict[str, dict]) -> str:
             sides = search["scores"]["model"], search["scores"]["ctranslate2"]
             scores = [" / ".join(f"{side[metric]['score']:.2f}" for side in sides) for metric in ("bleu", "chrf")]
             beams = "greedy" if search["num_beams"] == 1 else f"{search['num_beams']} beams"
-            lines.append(
-                f"| {name} | {beams} | {search['identical'] / found['n']:.1%} | {' | '.join(scores)} "
-                f"| {search['speed']['median']:.2f} | {size:.2f} |"
-            )
-    return "\n".join(lines)
+            identical, speed = f"{search['identical'] / found['n']:.1%}", f"{search['speed']['median']:.2f}"
+            rows.append([name, beams, identical, *scores, speed, f"{size:.2f}"])
+    head = ["weights", "search", "identical translations", "BLEU, model / export", "chrF2", "× speed", "× size"]
+    return markdown_table(head, rows)
 
 
 def scaling(sections: dict[str, dict]) -> str:
@@ -324,13 +313,12 @@ def scaling(sections: dict[str, dict]) -> str:
     for section, measured in sections.items():
         engines = measured["engines"]
         precisions, points = ([*dict.fromkeys(column)] for column in zip(*map(str.split, engines), strict=True))
-        lines = [f"| {section} | {' | '.join(f'{int(point):,}' for point in points)} |", "|---|" + "---|" * len(points)]
+        rows = []
         for quantity, what in (("seconds", "time"), ("bytes", "memory")):
             for dtype in precisions:
                 values = [median(round[quantity] for round in engines[f"{dtype} {point}"]) for point in points]
-                cells = " | ".join(f"{value / values[0]:.2f}" for value in values)
-                lines.append(f"| {what}, {dtype} | {cells} |")
-        tables.append("\n".join(lines))
+                rows.append([f"{what}, {dtype}", *(f"{value / values[0]:.2f}" for value in values)])
+        tables.append(markdown_table([section, *(f"{int(point):,}" for point in points)], rows))
     return "\n\n".join([*tables, circumstances(sections, "")])
 
 
@@ -347,8 +335,16 @@ def loss_curves(sections: dict[str, dict]) -> str:
     ways: dict[str, list[str]] = {}
     for name in sections:
         ways.setdefault(name.rpartition(", ")[0], []).append(name)
-    lines = ["| | seeds | training loss | validation loss | from plain: mean | greatest | without dropout: greatest |"]
-    lines.append("|---|---|---|---|---|---|---|")
+    head = [
+        "",
+        "seeds",
+        "training loss",
+        "validation loss",
+        "from plain: mean",
+        "greatest",
+        "without dropout: greatest",
+    ]
+    rows = []
     for way, names in ways.items():
         pairs = [(name, plain) for name in names for plain in ways["plain"] if name != plain]
         apart = [mean(differences(*(sections[name]["curve"] for name in pair))) for pair in pairs]
@@ -356,9 +352,8 @@ def loss_curves(sections: dict[str, dict]) -> str:
         training = [mean(sections[name]["curve"]) for name in names]
         validation = [sections[name]["validation_loss"] for name in names]
         losses = [f"{mean(values):.4f} ± {stdev(values):.4f}" for values in (training, validation)]
-        cells = [way, str(len(names)), *losses, f"{mean(apart):.4f}", f"{max(apart):.4f}", f"{max(still):.0e}"]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append([way, str(len(names)), *losses, f"{mean(apart):.4f}", f"{max(apart):.4f}", f"{max(still):.0e}"])
+    return markdown_table(head, rows)
 
 
 DOCUMENTS = {

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from sacrebleu.metrics import CHRF
 
+from hf_vanilla_transformer.card import markdown_table
 from hf_vanilla_transformer.corpus import read_pairs
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.evaluation import p1_tokens
@@ -83,14 +84,12 @@ def report(first: list[Sentence], second: list[Sentence], names: Sequence[str], 
     gains = [two - one for one, two in zip(*scores[:2], strict=True)]
     lines = [f"# {names[1]} beside {names[0]}", ""]
     lines += [f"{len(gains):,} sentences, chrF2 of each. Made by `scripts/translation_errors.py`.", ""]
-    lines += [f"| sentences with | {names[0]} | {names[1]} | references |", "|---|---|---|---|"]
     counted = faults(vocabulary)
     counted["the reference, word for word"] = lambda sentence: sentence.hypothesis == sentence.reference
-    for name, is_fault in counted.items():
-        lines.append(f"| {name} | {' | '.join(str(sum(map(is_fault, system))) for system in systems)} |")
+    rows = [[name, *(str(sum(map(is_fault, system))) for system in systems)] for name, is_fault in counted.items()]
     for limit in (30, 50):
-        below = (str(sum(score < limit for score in system)) for system in scores)
-        lines.append(f"| chrF2 below {limit} | {' | '.join(below)} |")
+        rows.append([f"chrF2 below {limit}", *(str(sum(score < limit for score in system)) for system in scores)])
+    lines.append(markdown_table(["sentences with", *names, "references"], rows))
     better, worse = (sum(sign * gain >= FAR for gain in gains) for sign in (1, -1))
     lines += ["", f"{better} sentences gain {FAR} points or more, {worse} lose as many.", ""]
     order = sorted(range(len(gains)), key=gains.__getitem__)
@@ -100,17 +99,13 @@ def report(first: list[Sentence], second: list[Sentence], names: Sequence[str], 
         ("What became worse", order),
         ("What is still wrong: the lowest chrF2", worst),
     ):
-        lines += [f"## {title}", "", f"| sentence | {names[0]} | {names[1]} | chrF2 |", "|---|---|---|---|"]
+        rows = []
         for index in chosen[:EXAMPLES]:
-            texts = (_cell(system[index].hypothesis) for system in (first, second))
+            texts = (system[index].hypothesis for system in (first, second))
             before, after, _ = (system[index] for system in scores)
-            lines.append(f"| {first[index].place} | {' | '.join(texts)} | {before:.0f} → {after:.0f} |")
-        lines.append("")
+            rows.append([first[index].place, *texts, f"{before:.0f} → {after:.0f}"])
+        lines += [f"## {title}", "", markdown_table(["sentence", *names, "chrF2"], rows), ""]
     return "\n".join(lines)
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
 
 
 def main():
