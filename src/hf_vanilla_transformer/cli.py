@@ -444,14 +444,13 @@ def _export_ctranslate2(options: argparse.Namespace) -> list[str]:
     """Write the folder and measure it; what the user should know."""
     _, export_ctranslate2 = _ctranslate2()
     from .certificate import certificate_text, certify, write_card
-    from .interchange import own_model
     from .tokenization_vanilla_transformer import load_tokenizer
-    from .weight_files import require_new_folder
+    from .weight_files import load_own_folder, require_new_folder
 
     source, output = Path(options.folder), require_new_folder(options.output)
     compute_type = options.compute_type or "float32"
     test_sets = _read_test_sets(source, options)  # what is wrong with them is said before anything is written
-    model = own_model(source)
+    model = load_own_folder(source)
     export_ctranslate2(model, load_tokenizer(source), output, compute_type)
     languages = {key: getattr(options, key) for key in ("source_lang", "target_lang") if getattr(options, key)}
 
@@ -470,11 +469,11 @@ def _export_ctranslate2(options: argparse.Namespace) -> list[str]:
 
 
 def _export_onnx(folder: Path, output: Path) -> list[str]:
-    from .interchange import own_model
     from .onnx_export import export_onnx
     from .tokenization_vanilla_transformer import load_tokenizer
+    from .weight_files import load_own_folder
 
-    export_onnx(own_model(folder), output)
+    export_onnx(load_own_folder(folder), output)
     try:
         load_tokenizer(folder).save_pretrained(output)
     except UserError as error:  # the graphs are whole without it

@@ -17,7 +17,7 @@ from .foreign_tokenizers import export_tokenizer, import_tokenizer
 from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .reference_layouts import LAYOUTS as REFERENCE_LAYOUTS
 from .teaching_layouts import LAYOUTS as TEACHING_LAYOUTS
-from .weight_files import find_weights, load_own_model, read_json, read_weights, require_new_folder, write_weights
+from .weight_files import find_weights, load_own_folder, read_json, read_weights, require_new_folder, write_weights
 from .weight_layout import EMBEDDINGS, Layout, LayoutOptions, State, check_state, has_moved_padding, own_config
 
 FORMATS: dict[str, Layout] = {**REFERENCE_LAYOUTS, **TEACHING_LAYOUTS}
@@ -110,7 +110,7 @@ def export_model(
     layout = _layout(format)
     folder = None
     if not isinstance(model, VanillaTransformerForConditionalGeneration):
-        folder, model = Path(model), own_model(model)
+        folder, model = Path(model), load_own_folder(model)
     config = model.config
     tensors = layout.write(config, {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()})
     settings = layout.write_settings(config) if layout.write_settings else None
@@ -184,18 +184,6 @@ def _search_settings(settings: dict[str, Any], config: VanillaTransformerConfig)
     return {**found, **{name: getattr(config, name) for name in ids}}
 
 
-def own_model(folder: str | Path) -> VanillaTransformerForConditionalGeneration:
-    """The model in a folder. Raises UserError if it is not one of this package, or not whole."""
-    folder = Path(folder)
-    model_type = read_json(folder / "config.json").get("model_type")
-    if model_type != VanillaTransformerConfig.model_type:
-        raise UserError(
-            f"{folder / 'config.json'}: model_type is {model_type!r}, not {VanillaTransformerConfig.model_type!r}: "
-            "only models of this package can be exported"
-        )
-    return load_own_model(folder)
-
-
 def _write_marian_folder(
     model: VanillaTransformerForConditionalGeneration, tensors: State, settings: dict[str, Any], output: Path
 ) -> list[str]:
@@ -211,4 +199,4 @@ def _write_marian_folder(
     return [f"length_penalty_type={formula!r} is left out: transformers ranks by the average log-probability"]
 
 
-__all__ = ["FORMATS", "export_model", "import_folder", "import_model", "own_model"]
+__all__ = ["FORMATS", "export_model", "import_folder", "import_model"]

@@ -27,7 +27,7 @@ from .modeling_vanilla_transformer import VanillaTransformerForConditionalGenera
 from .pipeline_vanilla_transformer import VanillaTransformerTranslationPipeline
 from .provenance import EVALUATION_RECORD, RUN_RECORD, read_record
 from .tokenization_vanilla_transformer import SeparateVocabularyTokenizer, load_tokenizer, require_fit
-from .weight_files import load_own_model, require_new_folder
+from .weight_files import load_own_model, require_new_folder, require_own
 
 
 def publish(
@@ -123,13 +123,8 @@ def check_repo_id(repo_id: str) -> None:
 
 
 def _check_folder(folder: Path) -> None:
-    config = _read_json(folder / "config.json")
-    if config.get("model_type") != VanillaTransformerConfig.model_type:
-        raise UserError(
-            f"{folder / 'config.json'}: model_type is {config.get('model_type')!r}, "
-            f"not {VanillaTransformerConfig.model_type!r}: only models of this package can be published"
-        )
-    joint = config.get("encoder_vocab_size") is None
+    _read_json(folder / "config.json")
+    joint = require_own(folder).get("encoder_vocab_size") is None
     tokenizers = ["tokenizer.json"] if joint else ["source_tokenizer.json", "target_tokenizer.json"]
     for name in ["generation_config.json", "tokenizer_config.json", *tokenizers]:
         _read_json(folder / name)

@@ -114,6 +114,23 @@ def load_own_model(name_or_path: str | Path, **options: Any) -> VanillaTransform
     return model
 
 
+def load_own_folder(folder: str | Path) -> VanillaTransformerForConditionalGeneration:
+    """The model in a folder. Raises UserError if it is not one of this package, or not whole."""
+    require_own(Path(folder))
+    return load_own_model(folder)
+
+
+def require_own(folder: Path) -> dict[str, Any]:
+    """The content of config.json. Raises UserError if it is not that of a model of this package."""
+    config = read_json(folder / "config.json")
+    ours, found = VanillaTransformerForConditionalGeneration.config_class.model_type, config.get("model_type")
+    if found != ours:
+        raise UserError(
+            f"{folder / 'config.json'}: model_type is {found!r}, not {ours!r}: name a model of this package"
+        )
+    return config
+
+
 def require_whole(name_or_path: str | Path, report: Mapping[str, Any]) -> None:
     """Raises UserError where `from_pretrained` reports in its `output_loading_info` that weights did not fit."""
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
@@ -208,6 +225,7 @@ def _settings(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
 
 __all__ = [
     "find_weights",
+    "load_own_folder",
     "load_own_model",
     "read_json",
     "read_weights",
