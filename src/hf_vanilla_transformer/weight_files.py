@@ -125,9 +125,7 @@ def require_own(folder: Path) -> dict[str, Any]:
     config = read_json(folder / "config.json")
     ours, found = VanillaTransformerForConditionalGeneration.config_class.model_type, config.get("model_type")
     if found != ours:
-        raise UserError(
-            f"{folder / 'config.json'}: model_type is {found!r}, not {ours!r}: name a model of this package"
-        )
+        raise UserError(f"{folder / 'config.json'}: model_type is {found!r}, not {ours!r}: only our models will do")
     return config
 
 
