@@ -320,12 +320,12 @@ def train(arguments: Arguments, score: Scorer | None = None) -> Path:
     if checkpoint and _is_the_end(checkpoint, args):
         args.max_steps, args.num_train_epochs = -1, 0  # the Trainer would go on
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    averaged = _finish_weights(trainer, output)
+    chosen = _finish_weights(trainer, output)
     with trainer.saving("model.safetensors"):
         (output / EVALUATION_RECORD).unlink(missing_ok=True)  # scores of the weights that are replaced here
         trainer.save_model()
     if args.process_index == 0:
-        print(f"weights of the result: {averaged}", flush=True)
+        print(f"weights of the result: {chosen}", flush=True)
         record = {
             **origin,
             "seed": args.seed,
@@ -345,7 +345,7 @@ def train(arguments: Arguments, score: Scorer | None = None) -> Path:
                 "steps": trainer.state.global_step,
                 "epochs": trainer.state.epoch,
                 "target_tokens": int(target_lengths.sum() * trainer.state.epoch),
-                "weights": averaged,
+                "weights": chosen,
                 "resumed_from": checkpoint.name if checkpoint else None,
             },
             "curve": trainer.state.log_history,
