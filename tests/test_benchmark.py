@@ -26,8 +26,12 @@ def rounds(*rates: float, **facts: float) -> list[dict]:
     return [{"work": 2 * rate, "seconds": 2.0, **facts} for rate in rates]
 
 
+PLACE = {"hardware": {"cpu": "A CPU"}, "threads": 2, "commit": "0123456789abcdef-dirty", "date": "2026-01-02T03:04:05"}
+MEASURED = "rounds on A CPU, 2 threads, commit 0123456-dirty, 2026-01-02:"
+
+
 def section(**engines: list[dict]) -> dict:
-    return {"engines": {name.replace("_", " "): found for name, found in engines.items()}}
+    return {**PLACE, "engines": {name.replace("_", " "): found for name, found in engines.items()}}
 
 
 def test_speed_is_relative_to_the_best_marian(script):
@@ -45,7 +49,12 @@ def test_speed_is_relative_to_the_best_marian(script):
         "| training, x | marian float32 | 0.67 | 0.33 to 1.00 | 25% |",
         "| training, x | marian bfloat16 | 1.00 | 1.00 to 1.33 | 25% |",
     ]
-    assert lines[-1] == "| training in two processes | 1.50 | 1.00 to 2.00 |"
+    assert lines[-4:] == [
+        "| training in two processes | 1.50 | 1.00 to 2.00 |",
+        "",
+        f"- 3 {MEASURED} training, x",
+        f"- 2 {MEASURED} two processes",
+    ]
 
 
 def test_an_ensemble_has_a_row_below_its_recipe(script, tmp_path, monkeypatch):
@@ -62,7 +71,7 @@ def test_an_ensemble_has_a_row_below_its_recipe(script, tmp_path, monkeypatch):
     recipe, ensemble = table.results().splitlines()[2:]
     assert recipe.startswith("| [recipe](scripts/results/recipe) | 2.00M | 2 | 3 |  | 31.0 ± 1.4 / ")
     assert ensemble.startswith(
-        "| [recipe/ensemble](scripts/results/recipe/ensemble) of 2 models | | | | 50.0 | 33.0 / 33.0 / 33.0 |"
+        "| [recipe/ensemble](scripts/results/recipe/ensemble) of 2 models |  |  |  | 50.0 | 33.0 / 33.0 / 33.0 |"
     )
     assert recipe.count("|") == ensemble.count("|")
 
@@ -74,6 +83,19 @@ def test_our_fastest_engine_beside_their_fastest(script):
     assert script("results_table").beside_ctranslate2(records).splitlines()[2:] == [
         "| AMD | 5 beams | ours int8 | ctranslate2 int8 | 0.50 |"
     ]
+
+
+def test_aims_are_held_against_the_mean_of_the_seeds(script, tmp_path, monkeypatch):
+    table = script("results_table")
+    monkeypatch.setattr(table, "RESULTS", tmp_path)
+    monkeypatch.setattr(table, "AIMS", (("the best", "recipe", "p1", (31.5, 30.0, 29.0)),))
+    for seed, score in ((1, 30), (2, 32)):
+        sets = {test_set: {"scores": {"p1": {"score": score}}} for test_set in table.SETS}
+        path = tmp_path / "recipe" / f"seed{seed}" / "run.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps({"evaluation": {"sets": sets}}))
+    row = "| the best | recipe | 2 | p1 | 31.5 / 30.0 / 29.0 | 31.0 / 31.0 / 31.0 | 0.5 / 0.0 / 0.0 |"
+    assert table.aims().splitlines()[2:] == [row]
 
 
 def test_comparisons_are_of_all_test_sets_together(script, tmp_path):
@@ -94,21 +116,23 @@ def test_the_lower_bound_is_that_of_the_machine(script):
         ours_bfloat16=rounds(88),
     )
     lines = script("results_table").lower_bound({"one step, x": step}).splitlines()
-    assert lines[2:] == ["| `x` | float32 | 2.0 | 4.0 |", "| `x` | bfloat16 | 2.5 | 2.5 |"]
+    assert lines[2:4] == ["| `x` | float32 | 2.0 | 4.0 |", "| `x` | bfloat16 | 2.5 | 2.5 |"]
+    assert lines[4:] == ["", f"- 3 {MEASURED} one step, x"]
 
 
 def test_memory_is_a_share_of_the_better_marian(script):
     taken = {"ours float32": [1, 2, 3], "marian float32": [8, 8, 8], "marian bfloat16": [4, 4, 4]}
-    step = {"engines": {name: [{"bytes": value} for value in values] for name, values in taken.items()}}
+    step = {**PLACE, "engines": {name: [{"bytes": value} for value in values] for name, values in taken.items()}}
     lines = script("results_table").memory({"peak memory, x": step}).splitlines()
     assert lines[2] == "| `x` | ours float32 | 0.50 | 0.25 to 0.75 |"
-    assert lines[4] == "| `x` | marian bfloat16 | 1.00 | 1.00 to 1.00 |"
+    assert lines[4:] == ["| `x` | marian bfloat16 | 1.00 | 1.00 to 1.00 |", "", f"- 3 {MEASURED} peak memory, x"]
 
 
 def test_a_shallow_decoder_is_relative_to_the_symmetric_model(script):
     measured = section(symmetric_float32=rounds(2), shallow_float32=rounds(3, 5))
     lines = script("results_table").depth({"machine": section(), "depth, deep, 5 beams": measured}).splitlines()
-    assert lines[2:] == ["| `deep` | 5 beams | float32 | 2.00 | 1.50 to 2.50 |"]
+    assert lines[2] == "| `deep` | 5 beams | float32 | 2.00 | 1.50 to 2.50 |"
+    assert lines[3:] == ["", f"- 1 {MEASURED} depth, deep, 5 beams"]
 
 
 def test_certificates_have_a_row_for_each_search(script):
@@ -154,13 +178,15 @@ def test_curves_are_relative_to_their_first_point(script):
         for dtype, factor in (("float32", 1), ("bfloat16", 3))
         for length, seconds in ((32, 2.0), (2048, 5.0))
     }
-    assert script("results_table").scaling({"sequence length": {"engines": engines}}).splitlines() == [
+    assert script("results_table").scaling({"sequence length": {**PLACE, "engines": engines}}).splitlines() == [
         "| sequence length | 32 | 2,048 |",
-        "|---|---|---|",
+        "| --- | --- | --- |",
         "| time, float32 | 1.00 | 2.50 |",
         "| time, bfloat16 | 1.00 | 2.50 |",
         "| memory, float32 | 1.00 | 64.00 |",
         "| memory, bfloat16 | 1.00 | 64.00 |",
+        "",
+        f"- 1 {MEASURED} sequence length",
     ]
 
 

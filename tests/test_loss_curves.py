@@ -131,8 +131,8 @@ def test_the_table(script):
         "fast float32, seed 2": section(5.25, 4.0, still=1.0, loss=3.05),
     }
     assert script.loss_curves(sections).splitlines() == [
-        "| | seeds | training loss | validation loss | from plain: mean | greatest | without dropout: greatest |",
-        "|---|---|---|---|---|---|---|",
+        "|  | seeds | training loss | validation loss | from plain: mean | greatest | without dropout: greatest |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
         "| plain | 2 | 4.5625 ± 0.0884 | 3.0500 ± 0.0707 | 0.1250 | 0.1250 | 0e+00 |",
         "| fast float32 | 2 | 4.6875 ± 0.0884 | 3.0500 ± 0.0000 | 0.1875 | 0.3750 | 2e-05 |",
     ]
