@@ -66,7 +66,7 @@ def results() -> str:
             continue
         training = [run["training"] for run in runs]
         minutes = mean(one["seconds"] for one in training) / 60
-        size = [f"{runs[0]['parameters'] / 1e6:.2f}M", str(len(runs)), f"{training[0]['epochs']:.0f}"]
+        size = [f"{runs[0]['parameters'] / 1e6:.2f}M", str(len(runs)), f"{mean(one['epochs'] for one in training):.0f}"]
         rows.append([f"[{recipe.name}](scripts/results/{recipe.name})", *size, *scores(runs), f"{minutes:.0f} min"])
         ensemble = recipe / "ensemble" / "run.json"
         if ensemble.is_file():
