@@ -922,6 +922,17 @@ def test_training_goes_on_from_another_model(tmp_path):
     assert (first / "tokenizer.json").read_text() == (second / "tokenizer.json").read_text()
 
 
+def test_a_model_that_is_not_found_is_named_with_its_option(tmp_path, monkeypatch):
+    """transformers speaks of the network where the Hub is asked for what is no folder."""
+
+    def out_of_reach(name):
+        raise OSError("We couldn't connect\nto the Hub")
+
+    monkeypatch.setattr(training.AutoConfig, "from_pretrained", out_of_reach)
+    message = "^model_name_or_path user/nothing: We couldn't connect to the Hub$"
+    fails(message, tmp_path, model_name_or_path="user/nothing", preset=None)
+
+
 def test_the_sizes_of_another_model_are_not_changed(tmp_path):
     """Layers of random weights, or weights that are thrown away, would pass for what was asked for."""
     first = run(tmp_path / "one", max_steps=1)
