@@ -162,6 +162,29 @@ class TestMultiHeadAttention:
         attention.train()
         assert not torch.allclose(attention(states)[0], attention(states)[0])
 
+    @pytest.mark.parametrize("of_itself", [True, False])
+    def test_autocast_keeps_what_is_projected_once(self, of_itself):
+        attention, states, memory = layer(), torch.randn(B, T, D), None if of_itself else torch.randn(B, S, D)
+        kept = {}
+
+        def keep(tensor):
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+            return tensor
+
+        with torch.autocast("cpu", torch.bfloat16), torch.autograd.graph.saved_tensors_hooks(keep, keep):
+            output, _ = attention(states, memory)
+        assert output.dtype == torch.bfloat16
+        sizes = [(tensor.numel(), tensor.dtype) for tensor in kept.values()]
+        for given in [states] if of_itself else [states, memory]:
+            assert sizes.count((given.numel(), torch.bfloat16)) == 1
+            assert (given.numel(), torch.float32) not in sizes
+
+    def test_autocast_leaves_double_precision_alone(self):
+        attention, states = layer().double(), torch.randn(B, T, D, dtype=torch.float64)
+        expected, _ = attention(states)
+        with torch.autocast("cpu", torch.bfloat16):
+            torch.testing.assert_close(attention(states)[0], expected, rtol=0, atol=0)
+
     @pytest.mark.parametrize("backend", BACKENDS)
     @pytest.mark.parametrize("length", [1, T])
     def test_beams_share_their_memory(self, backend, length):

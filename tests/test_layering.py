@@ -22,6 +22,7 @@ LEVELS = [
         "beam_search",
         "length_penalty",
         "attention",
+        "autocast",
         "cpu_attention",
         "dropout",
         "embeddings",
@@ -69,6 +70,8 @@ LEVELS = [
 ]
 # Inside a level: (who imports, from whom).
 INSIDE_A_LEVEL = {
+    ("attention", "autocast"),
+    ("loss", "autocast"),
     ("provenance", "errors"),
     ("tokenization_vanilla_transformer", "errors"),
     ("preparation", "arguments"),
@@ -91,6 +94,7 @@ MODEL_FILES = {
     "layers",
     "attention",
     "attention_backends",
+    "autocast",
     "cpu_attention",
     "dropout",
     "embeddings",

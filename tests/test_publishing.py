@@ -36,6 +36,7 @@ MODEL_CODE = {
     for name in (
         "attention",
         "attention_backends",
+        "autocast",
         "cpu_attention",
         "configuration_vanilla_transformer",
         "embeddings",

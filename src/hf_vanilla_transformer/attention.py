@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .autocast import product_dtype
+
 
 def scaled_dot_product_attention(
     module: nn.Module,
@@ -111,6 +113,7 @@ class MultiHeadAttention(nn.Module):
             (B, T, D), and the weights (B, H, T, S) if `attend` computes them.
         """
         batch, length, _ = hidden_states.shape
+        hidden_states = self._cast(hidden_states)
         key, value = self._keys_and_values(hidden_states, memory, past_key_values)
         beams = batch // key.shape[0]
         if beams > 1:  # the beams of a sentence are so many more queries to its keys
@@ -142,7 +145,13 @@ class MultiHeadAttention(nn.Module):
         return cache.layers[self.layer_idx].keys, cache.layers[self.layer_idx].values
 
     def _project(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        states = self._cast(states)
         return self._split_heads(self.k_proj(states)), self._split_heads(self.v_proj(states))
+
+    @staticmethod
+    def _cast(states: Tensor) -> Tensor:
+        """Once what autocast would cast, and keep for the backward pass, anew for each projection."""
+        return states.to(product_dtype(states))
 
     def _split_heads(self, projected: Tensor) -> Tensor:
         """(B, T, H * K) -> (B, H, T, K). H is inferred: under tensor parallelism a rank holds only some heads."""

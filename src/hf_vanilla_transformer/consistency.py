@@ -18,14 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .loss import (
-    BLOCK_ELEMENTS,
-    IGNORED,
-    differentiate_in_chunks,
-    keep_gradients,
-    product_dtype,
-    scaled_gradients,
-)
+from .autocast import product_dtype
+from .loss import BLOCK_ELEMENTS, IGNORED, differentiate_in_chunks, keep_gradients, scaled_gradients
 from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 
 

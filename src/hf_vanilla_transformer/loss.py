@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from .autocast import product_dtype
+
 IGNORED = -100  # the label that says "not a target token", as everywhere in PyTorch and transformers
 CHUNK_BYTES = 2**25  # of logits held at once
 CHUNK_ROWS = 512  # of products in bfloat16 on a CPU, where larger ones are not faster
@@ -89,12 +91,6 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx, scale: Tensor):
         return *scaled_gradients(ctx, scale), None, None
-
-
-def product_dtype(states: Tensor) -> torch.dtype:
-    """The type in which autocast, where it is on, would multiply."""
-    device_type = states.device.type
-    return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else states.dtype
 
 
 def differentiate_in_chunks(
