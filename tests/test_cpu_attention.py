@@ -75,6 +75,21 @@ def test_a_slice_of_a_larger_memory():
     )
 
 
+def test_in_half_precision_only_the_weights_are_kept_in_more():
+    _, states = inputs(torch.bfloat16)
+    kept = []
+
+    def keep(tensor):
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, keep):
+        short_attention(*states, None, 0.5, False)
+    assert [tensor.shape for tensor in kept if tensor.dtype == torch.float32] == [(B * H, T, S)]
+    given = {state.untyped_storage().data_ptr() for state in states}
+    assert {tensor.untyped_storage().data_ptr() for tensor in kept if tensor.dtype == torch.bfloat16} == given
+
+
 def test_second_derivatives_are_refused():
     leaves, states = inputs()
     context = short_attention(*states, None, 0.5, False)

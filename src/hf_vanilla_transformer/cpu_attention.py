@@ -61,8 +61,9 @@ class _ShortAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
-        context, *kept = _attend(query, key, value, mask, scaling)
-        ctx.save_for_backward(*kept)
+        context, weights, *matrices = _attend(query, key, value, mask, scaling)
+        smaller = query.dtype != weights.dtype
+        ctx.save_for_backward(weights, *((query, key, value) if smaller else matrices))
         ctx.scaling, ctx.dtype = scaling, query.dtype
         return context
 
@@ -70,13 +71,14 @@ class _ShortAttention(torch.autograd.Function):
     @once_differentiable
     @torch.autocast("cpu", enabled=False)
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, weights = ctx.saved_tensors
+        weights, *states = ctx.saved_tensors
+        query, key, value = map(_matrices, states)
         batch, _, heads, _ = gradient.shape
         gradient = _matrices(gradient.transpose(1, 2))
         of_value = weights.mT @ gradient
         of_scores = _softmax_backward(gradient @ value.mT, weights)
-        of_query = (of_scores @ key).mul_(ctx.scaling)
-        of_key = of_scores.mT @ query  # the queries are scaled already
+        of_query = _product(of_scores, key, ctx.scaling)
+        of_key = _product(of_scores.mT, query, ctx.scaling)
         heads_first = (
             _tokens_first(states, (batch, heads), ctx.dtype).transpose(1, 2) for states in (of_query, of_key, of_value)
         )
@@ -87,10 +89,10 @@ class _ShortAttention(torch.autograd.Function):
 def _attend(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The context, (B, T, H, K), and in float32 scaled queries, keys, values and weights, (B * H, ., .) each."""
+    """The context, (B, T, H, K), and in float32 weights, queries, keys and values, (B * H, ., .) each."""
     shape, dtype = query.shape, query.dtype
-    query, key, value = _matrices(query) * scaling, _matrices(key), _matrices(value)
-    scores = (query @ key.mT).unflatten(0, shape[:2])  # (B, H, T, S)
+    query, key, value = map(_matrices, (query, key, value))
+    scores = _product(query, key.mT, scaling).unflatten(0, shape[:2])  # (B, H, T, S)
     if mask is not None:
         # compared into floating point: PyTorch goes through booleans one by one
         allowed = torch.eq(mask, True, out=scores.new_empty(mask.shape))
@@ -99,7 +101,7 @@ def _attend(
     if mask is not None:
         weights.mul_(allowed)  # zeros for a query that may attend to nothing
     weights = weights.flatten(0, 1)
-    return _tokens_first(weights @ value, shape, dtype), query, key, value, weights
+    return _tokens_first(weights @ value, shape, dtype), weights, query, key, value
 
 
 def _softmax(scores: Tensor) -> Tensor:
@@ -117,11 +119,16 @@ def _softmax_backward(gradient: Tensor, weights: Tensor) -> Tensor:
     return gradient.sub_((gradient * weights).sum(dim=-1, keepdim=True)).mul_(weights)
 
 
+def _product(left: Tensor, right: Tensor, scaling: float) -> Tensor:
+    """scaling * left @ right; the library scales within the product."""
+    return torch.baddbmm(left.new_empty(1, 1, 1), left, right, beta=0, alpha=scaling)
+
+
 def _matrices(states: Tensor) -> Tensor:
-    """(B, H, T, K) -> (B * H, T, K) in float32, copied only if it must be."""
+    """(B, H, T, K) -> (B * H, T, K) in float32, copied only if it must be; what is that already stays."""
     if states.dtype != torch.float32:
         states = states.to(torch.float32, memory_format=torch.contiguous_format)
-    return states.flatten(0, 1)
+    return states.flatten(0, -3)
 
 
 def _tokens_first(states: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
