@@ -81,7 +81,7 @@ class TestAgainstTorch:
             assert x.isfinite().all()
             torch.testing.assert_close(x, y, atol=1e-2, rtol=1e-5)
 
-    def test_autocast(self, chunks, label_smoothing):
+    def test_autocast(self, chunks, blocks, label_smoothing):
         with torch.autocast("cpu", torch.bfloat16):
             ours = value_and_gradients(label_smoothed_cross_entropy, *inputs(), label_smoothing)
         expected = value_and_gradients(reference, *inputs(), label_smoothing)

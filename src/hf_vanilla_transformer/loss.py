@@ -139,10 +139,21 @@ def differentiate_in_chunks(
             if hidden_grad is not None:
                 torch.mm(gradient, projection, out=hidden_grad[chunk])
             if weight_grad is not None:
-                weight_grad += gradient.T @ hidden[chunk]
+                _add_product(weight_grad, gradient.T, hidden[chunk])
             if bias_grad is not None:
                 bias_grad += gradient.sum(dim=0, dtype=precise)
     return total, (None if hidden_grad is None else hidden_grad[:count], weight_grad, bias_grad)
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total += left @ right."""
+    if left.dtype == total.dtype:
+        total.addmm_(left, right)
+        return
+    # PyTorch would first convert all of the product to the total's type, in new memory
+    rows = max(1, BLOCK_ELEMENTS // total.shape[1]) if total.device.type == "cpu" else len(total)
+    for block, product in zip(total.split(rows), (left @ right).split(rows), strict=True):
+        block += product
 
 
 def keep_gradients(ctx, gradients: Sequence[Tensor | None], inputs: Sequence[Tensor | None]) -> None:
