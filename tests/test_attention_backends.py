@@ -21,6 +21,7 @@ from torch import nn
 from torch.nn.attention import flex_attention as torch_flex
 from transformers import modeling_flash_attention_utils as flash_utils
 from transformers.cache_utils import EncoderDecoderCache, StaticCache
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
@@ -28,10 +29,11 @@ from hf_vanilla_transformer import (
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerModel,
+    cpu_attention,
 )
 from hf_vanilla_transformer import modeling_vanilla_transformer as modeling
-from hf_vanilla_transformer.attention import MultiHeadAttention
-from hf_vanilla_transformer.attention_backends import Packing
+from hf_vanilla_transformer.attention import MultiHeadAttention, scaled_dot_product_attention
+from hf_vanilla_transformer.attention_backends import Packing, sdpa_on_cpu
 from hf_vanilla_transformer.errors import UserError
 
 pytestmark = [
@@ -363,6 +365,25 @@ def test_bfloat16_on_the_cpu_is_computed_in_float32():
         result.float().square().sum().backward()
     for x, y in zip(wide, half, strict=True):
         torch.testing.assert_close(x.grad, y.grad.float(), atol=0.03, rtol=0.03)
+
+
+@pytest.mark.parametrize("amx", [True, False])
+def test_one_query_in_bfloat16_on_the_cpu(amx, monkeypatch):
+    monkeypatch.setattr(cpu_attention, "HAS_AMX", amx)
+    generator = torch.Generator().manual_seed(0)
+    states = [torch.randn(2, 4, length, 8, generator=generator).bfloat16() for length in (1, 6, 6)]
+    mask = torch.arange(6).lt(torch.tensor([[6], [2]]))[:, None, None]
+    computed_in = []
+
+    def kernel(module, query, *others, **settings):
+        computed_in.append(query.dtype)
+        return sdpa_attention_forward(module, query, *others, **settings)
+
+    found, _ = sdpa_on_cpu(kernel, torch.nn.Module(), *states, mask, 0.3)
+    expected, _ = scaled_dot_product_attention(None, *(x.double() for x in states), mask, 0.3)
+    assert computed_in == [torch.bfloat16 if amx else torch.float32]
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.double(), expected, atol=0.02, rtol=0.02)
 
 
 class TestWhatABackendCannotDo:

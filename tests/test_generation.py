@@ -17,6 +17,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from hf_vanilla_transformer import (
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
+    cpu_attention,
     modeling_vanilla_transformer,
 )
 from hf_vanilla_transformer import beam_search as searches
@@ -694,14 +695,16 @@ class TestOwnBeamSearch:
         assert without_padding(together) == [without_padding(ids)[0] for ids in alone]
 
     @pytest.mark.parametrize("num_beams", [1, 4])
-    def test_what_all_steps_read_is_converted_once(self, num_beams, monkeypatch):
-        """bfloat16 on a CPU, where attention computes in float32: the same as if every step converted it."""
+    @pytest.mark.parametrize("amx", [True, False])
+    def test_what_all_steps_read_is_converted_once(self, num_beams, amx, monkeypatch):
+        """bfloat16 on a CPU, where attention mostly computes in float32: the same as if every step converted it."""
+        monkeypatch.setattr(cpu_attention, "HAS_AMX", amx)
         model, caches = copy.deepcopy(model_of(attn_implementation="sdpa")).bfloat16(), []
         original = searches._empty_cache
-        monkeypatch.setattr(searches, "_empty_cache", lambda model: caches.append(original(model)) or caches[-1])
+        monkeypatch.setattr(searches, "_empty_cache", lambda *of: caches.append(original(*of)) or caches[-1])
         found = model.generate(SOURCE, num_beams=num_beams, max_length=12)
         halves = caches[0].self_attention_cache.layers[0].buffers[0], caches[0].cross_attention_cache.layers[0].keys
-        assert [half.dtype for half in halves] == [torch.float32] * 2
+        assert [half.dtype for half in halves] == [torch.bfloat16 if amx and num_beams == 1 else torch.float32] * 2
         plain = {"return_dict_in_generate": True, "output_scores": True}
         expected = model.generate(SOURCE, num_beams=num_beams, max_length=12, **plain)
         assert found.tolist() == expected.sequences.tolist()

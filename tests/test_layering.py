@@ -71,6 +71,7 @@ LEVELS = [
 # Inside a level: (who imports, from whom).
 INSIDE_A_LEVEL = {
     ("attention", "autocast"),
+    ("beam_search", "cpu_attention"),
     ("loss", "autocast"),
     ("provenance", "errors"),
     ("tokenization_vanilla_transformer", "errors"),

@@ -28,7 +28,7 @@ from transformers.masking_utils import create_bidirectional_mask, create_causal_
 from transformers.modeling_flash_attention_utils import lazy_import_flash_attention
 from transformers.utils.generic import is_flash_attention_requested
 
-from .cpu_attention import short_attention, short_attention_applies
+from .cpu_attention import short_attention, short_attention_applies, widens
 from .errors import UserError
 
 
@@ -160,13 +160,13 @@ def sdpa_on_cpu(
     scaling: float,
     dropout: float = 0.0,
 ) -> tuple[Tensor, None]:
-    """`sdpa`, which on CPUs is slow for sentences, and for bfloat16 several times as slow as for float32."""
+    """`sdpa`, which on CPUs is slow for sentences, and mostly for bfloat16, see `widens`."""
     if query.device.type != "cpu":
         return kernel(module, query, key, value, mask, scaling=scaling, dropout=dropout)
     if short_attention_applies(query, key, mask, dropout):
         return short_attention(query, key, value, mask, scaling, module.is_causal), None
     dtype = query.dtype
-    if dtype != torch.bfloat16:
+    if key.dtype == dtype and not widens(query, query.shape[2]):
         return kernel(module, query, key, value, mask, scaling=scaling, dropout=dropout)
     with torch.autocast("cpu", enabled=False):  # which would make bfloat16 of them again
         wide = [states.float() for states in (query, key, value)]

@@ -27,6 +27,8 @@ from transformers.generation import (
 )
 from transformers.modeling_outputs import BaseModelOutput
 
+from .cpu_attention import widens
+
 NEVER = -1.0e9  # the score of what must not be chosen, as in transformers
 BLOCK = 128  # beams whose logits are gone through at once, which a CPU's caches hold
 LEAVERS = 1 / 8  # the share of finished sentences at which making the batch smaller pays
@@ -42,12 +44,16 @@ class GreedyOutput(GenerateEncoderDecoderOutput):
 class SharedHistory(DynamicLayer):
     """Keys and values of one decoder layer, (A, H, P, head size): the K beams of a sentence side by side.
 
-    They are appended and never moved. Memory is taken for `steps` tokens at once.
+    They are appended and never moved.
+
+    Args:
+        sdpa_queries: so many of each sentence, K, attend by `sdpa`; 0 for another backend.
+        steps: tokens that memory is taken for at once.
     """
 
-    def __init__(self, for_sdpa: bool = False, steps: int = 16):
+    def __init__(self, sdpa_queries: int = 0, steps: int = 16):
         super().__init__()
-        self.for_sdpa = for_sdpa
+        self.sdpa_queries = sdpa_queries
         self.steps = steps
         self.places = 0  # P
         self.length = 0  # tokens of each beam
@@ -58,7 +64,7 @@ class SharedHistory(DynamicLayer):
         sentences = self.buffers[0].shape[0] if self.buffers else key_states.shape[0]
         new = [
             states.unflatten(0, (sentences, -1)).transpose(1, 2).flatten(2, 3)
-            for states in _as_read(self.for_sdpa, key_states, value_states)
+            for states in _as_read(self.sdpa_queries, key_states, value_states)
         ]
         end = self.places + new[0].shape[2]
         if not self.buffers or end > self.buffers[0].shape[2]:
@@ -85,20 +91,20 @@ class SharedHistory(DynamicLayer):
 
 
 class SourceLayer(DynamicLayer):
-    """Keys and values of the source, (A, H, S, head size)."""
+    """Keys and values of the source, (A, H, S, head size); `sdpa_queries` as above."""
 
-    def __init__(self, for_sdpa: bool):
+    def __init__(self, sdpa_queries: int):
         super().__init__()
-        self.for_sdpa = for_sdpa
+        self.sdpa_queries = sdpa_queries
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append (B, H, S, head size); returns all of it."""
-        return super().update(*_as_read(self.for_sdpa, key_states, value_states), *args, **kwargs)
+        return super().update(*_as_read(self.sdpa_queries, key_states, value_states), *args, **kwargs)
 
 
-def _as_read(for_sdpa: bool, *states: Tensor) -> list[Tensor]:
-    """On CPUs `sdpa` computes in float32 whatever comes in: what all steps read is converted once."""
-    wide = for_sdpa and states[0].device.type == "cpu" and states[0].dtype == torch.bfloat16
+def _as_read(sdpa_queries: int, *states: Tensor) -> list[Tensor]:
+    """Where `sdpa` computes in float32, for so many queries of each sentence, what all steps read is converted once."""
+    wide = sdpa_queries and widens(states[0], sdpa_queries)
     return [tensor.float() if wide else tensor for tensor in states]
 
 
@@ -186,7 +192,7 @@ def greedy_search(
         token ids (B, T), or an output that holds them and their scores, but no cache, as in `beam_search`.
     """
     memory, memory_mask = model_kwargs["encoder_outputs"][0], model_kwargs.get("attention_mask")
-    cache = _empty_cache(model.config)
+    cache = _empty_cache(model.config, 1)
     rows = torch.arange(len(prompt), device=prompt.device)  # (A), the place of each sentence in the input
     is_live = torch.ones_like(rows, dtype=torch.bool)  # (A), whether it goes on
     columns, tokens, length = [prompt], prompt, prompt.shape[1]
@@ -213,9 +219,9 @@ def greedy_search(
     return GreedyOutput(sequences=sequences, sequences_scores=scores / lengths.clamp(min=1))
 
 
-def _empty_cache(config: PreTrainedConfig) -> EncoderDecoderCache:
-    for_sdpa = config._attn_implementation == "sdpa"
-    history, source = ([kind(for_sdpa) for _ in range(config.decoder_layers)] for kind in (SharedHistory, SourceLayer))
+def _empty_cache(config: PreTrainedConfig, beams: int) -> EncoderDecoderCache:
+    queries = beams if config._attn_implementation == "sdpa" else 0
+    history, source = ([kind(queries) for _ in range(config.decoder_layers)] for kind in (SharedHistory, SourceLayer))
     return EncoderDecoderCache(Cache(layers=history), Cache(layers=source))
 
 
@@ -316,7 +322,7 @@ class _Search:
         self.kept = _candidates(generation_config)
         self.memory = model_kwargs["encoder_outputs"][0]
         self.memory_mask = model_kwargs.get("attention_mask")
-        self.cache = _empty_cache(model.config)
+        self.cache = _empty_cache(model.config, self.beams)
 
         sentences, device = prompt.shape[0], prompt.device
         size = (sentences, self.beams)
