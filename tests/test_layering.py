@@ -43,6 +43,7 @@ LEVELS = [
         "consistency",
         "ensemble",
         "int8",
+        "packed",
         "weight_files",
     },
     {"arguments", "preparation", "training"},
