@@ -732,7 +732,7 @@ class TestOwnBeamSearch:
 
     def test_the_history_is_appended_and_never_moved(self):
         """Room for 16 steps is taken at once; so many steps write into the same memory."""
-        history, generator = SharedHistory(), torch.Generator().manual_seed(0)
+        history, generator = SharedHistory(3, False), torch.Generator().manual_seed(0)
         written = [torch.randn(2, 4, 1, 8, generator=generator) for _ in range(40)]
         places = set()
         for step, states in enumerate(written):

@@ -47,13 +47,15 @@ class SharedHistory(DynamicLayer):
     They are appended and never moved.
 
     Args:
-        sdpa_queries: so many of each sentence, K, attend by `sdpa`; 0 for another backend.
-        steps: tokens that memory is taken for at once.
+        beams: K.
+        for_sdpa: whether `sdpa` is what attends to them.
+        steps: tokens of each beam that memory is taken for at once.
     """
 
-    def __init__(self, sdpa_queries: int = 0, steps: int = 16):
+    def __init__(self, beams: int, for_sdpa: bool, steps: int = 16):
         super().__init__()
-        self.sdpa_queries = sdpa_queries
+        self.beams = beams
+        self.for_sdpa = for_sdpa
         self.steps = steps
         self.places = 0  # P
         self.length = 0  # tokens of each beam
@@ -63,12 +65,11 @@ class SharedHistory(DynamicLayer):
         """Append (A, H, T, head size), which all beams share, or (A * K, H, 1, head size); returns all of it."""
         sentences = self.buffers[0].shape[0] if self.buffers else key_states.shape[0]
         new = [
-            states.unflatten(0, (sentences, -1)).transpose(1, 2).flatten(2, 3)
-            for states in _as_read(self.sdpa_queries, key_states, value_states)
+            states.unflatten(0, (sentences, -1)).transpose(1, 2).flatten(2, 3) for states in (key_states, value_states)
         ]
         end = self.places + new[0].shape[2]
         if not self.buffers or end > self.buffers[0].shape[2]:
-            self._make_room(new, end + self.steps * new[0].shape[2])
+            self._make_room(new, end + self.steps * self.beams)
         for buffer, states in zip(self.buffers, new, strict=True):
             buffer[:, :, self.places : end] = states
         self.places, self.length = end, self.length + key_states.shape[2]
@@ -76,7 +77,8 @@ class SharedHistory(DynamicLayer):
         return keys, values
 
     def _make_room(self, like: Sequence[Tensor], places: int) -> None:
-        grown = [states.new_empty(*states.shape[:2], places, states.shape[3]) for states in like]
+        shape, dtype = (*like[0].shape[:2], places, like[0].shape[3]), _type_as_read(self, like[0])
+        grown = [states.new_empty(shape, dtype=dtype) for states in like]
         for buffer, old in zip(grown, self.buffers, strict=False):
             buffer[:, :, : self.places] = old[:, :, : self.places]
         self.buffers = grown
@@ -91,21 +93,22 @@ class SharedHistory(DynamicLayer):
 
 
 class SourceLayer(DynamicLayer):
-    """Keys and values of the source, (A, H, S, head size); `sdpa_queries` as above."""
+    """Keys and values of the source, (A, H, S, head size); the arguments as above."""
 
-    def __init__(self, sdpa_queries: int):
+    def __init__(self, beams: int, for_sdpa: bool):
         super().__init__()
-        self.sdpa_queries = sdpa_queries
+        self.beams = beams
+        self.for_sdpa = for_sdpa
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append (B, H, S, head size); returns all of it."""
-        return super().update(*_as_read(self.sdpa_queries, key_states, value_states), *args, **kwargs)
+        dtype = _type_as_read(self, key_states)
+        return super().update(key_states.to(dtype), value_states.to(dtype), *args, **kwargs)
 
 
-def _as_read(sdpa_queries: int, *states: Tensor) -> list[Tensor]:
-    """Where `sdpa` computes in float32, for so many queries of each sentence, what all steps read is converted once."""
-    wide = sdpa_queries and widens(states[0], sdpa_queries)
-    return [tensor.float() if wide else tensor for tensor in states]
+def _type_as_read(layer: SharedHistory | SourceLayer, states: Tensor) -> torch.dtype:
+    """Where `sdpa` computes in float32, what all steps read is converted once."""
+    return torch.float32 if layer.for_sdpa and widens(states, layer.beams) else states.dtype
 
 
 def beam_search_applies(
@@ -220,8 +223,8 @@ def greedy_search(
 
 
 def _empty_cache(config: PreTrainedConfig, beams: int) -> EncoderDecoderCache:
-    queries = beams if config._attn_implementation == "sdpa" else 0
-    history, source = ([kind(queries) for _ in range(config.decoder_layers)] for kind in (SharedHistory, SourceLayer))
+    how = beams, config._attn_implementation == "sdpa"
+    history, source = ([kind(*how) for _ in range(config.decoder_layers)] for kind in (SharedHistory, SourceLayer))
     return EncoderDecoderCache(Cache(layers=history), Cache(layers=source))
 
 

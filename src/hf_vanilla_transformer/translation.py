@@ -61,7 +61,8 @@ def load_model(
     Args:
         name_or_path: a folder, or "user/name" on the Hub.
         device: such as "cuda"; None takes a GPU where there is one.
-        dtype: "auto", as saved, or "float32", "bfloat16", "float16", or, on a CPU, "int8" (see `int8`).
+        dtype: "auto", as saved, or "float32", "bfloat16" (on a CPU see `packed`), "float16", or, on a CPU, "int8" (see
+            `int8`).
         trust_remote_code: run the code that lies beside the weights.
 
     Raises:
