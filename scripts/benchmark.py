@@ -23,9 +23,8 @@ scripts/results/benchmark.json, section by section (`--only`); scripts/results_t
   scripts/train_marian.py; `paper-base` with random weights, 200 sentences, 13 tokens each (the end of a sentence is
   made impossible). Ours and MarianMT through `translate`, CTranslate2 through its own batching; every engine with the
   best of four batch sizes, CTranslate2 also with the better of one batch at a time by all threads and a batch for each
-  thread. MarianMT as transformers loads it, and as `translate` of ours does: `--dtype int8`, or with the weights packed
-  (`packed`) as those of ours in bfloat16. Ours with workers: a process for each thread, started before, as by
-  `--workers`.
+  thread. int8 of ours and of MarianMT: `--dtype int8`, which takes both. Ours with workers: a process for each thread,
+  started before, as by `--workers`.
 - **depth**: the presets with a deep encoder and one decoder layer beside the symmetric ones, random weights as above.
 - **two processes**: scripts/train.py with half of the threads each, against one process with all of them and the same
   tokens per update; target tokens a second of an epoch.
@@ -54,7 +53,6 @@ from hf_vanilla_transformer.batching import PairCollator, TokenBatchSampler, Tra
 from hf_vanilla_transformer.corpus import read_pairs
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.int8 import quantize_linear_layers
-from hf_vanilla_transformer.packed import pack_linear_layers
 from hf_vanilla_transformer.preparation import prepare_corpus, token_lengths
 from hf_vanilla_transformer.translation import load_model, translate
 from hf_vanilla_transformer.workers import Workers
@@ -89,8 +87,6 @@ BATCH_SIZES = (2048, 4096, 8192, 16384)  # tokens, of translation
 LENGTH = 13  # tokens of a translation by a model with random weights
 PRECISIONS = {"float32": False, "bfloat16": True}
 WORKERS = "ours, workers"
-PACKED = "marian, packed"
-MARIANS = ("marian", PACKED)
 SHALLOW = {TINY.preset: "multi30k-deep-shallow", BASE.preset: "deep-shallow"}
 
 
@@ -193,11 +189,13 @@ def step_memory(options: argparse.Namespace, shape: Shape, engine: str, bf16: bo
 
 def translation(options: argparse.Namespace, engine: str, dtype: str, beams: int) -> Measure:
     """Work: sentences of the test set, by trained models."""
-    folder = options.marian if engine in MARIANS else options.model
-    model, tokenizer = load_model(folder, device="cpu", dtype="float32")
-    if engine == "ctranslate2":
-        return searching_with_ctranslate2(options, model, tokenizer, test_set(options), beams, dtype)
-    return searching(options, engine, in_type(model, engine, dtype), tokenizer, test_set(options), beams)
+    if engine != "ctranslate2":
+        folder = options.marian if engine == "marian" else options.model
+        model, tokenizer = load_model(folder, device="cpu", dtype=dtype)
+        return searching(options, engine, model, tokenizer, test_set(options), beams)
+    return searching_with_ctranslate2(
+        options, *load_model(options.model, device="cpu"), test_set(options), beams, dtype
+    )
 
 
 def forced_translation(
@@ -206,20 +204,13 @@ def forced_translation(
     """Work: sentences, by models with random weights that never end a sentence by themselves."""
     corpus, config = prepared(options.folder, shape)
     config.lm_head_bias = True
-    model = marian_like(config) if engine in MARIANS else VanillaTransformerForConditionalGeneration(config)
-    never_ending(model.eval(), LENGTH, beams)
+    model = marian_like(config) if engine == "marian" else VanillaTransformerForConditionalGeneration(config)
+    never_ending(model, LENGTH, beams)
     sentences = test_set(options)[:200]
-    if engine == "ctranslate2":
-        return searching_with_ctranslate2(options, model, corpus.tokenizer, sentences, beams, dtype)
-    return searching(options, engine, in_type(model, engine, dtype), corpus.tokenizer, sentences, beams)
-
-
-def in_type(model: PreTrainedModel, engine: str, dtype: str) -> PreTrainedModel:
-    """The model, which comes in float32, as `load_model` gives it in `dtype`; MarianMT as transformers does."""
-    if dtype == "int8":
-        return quantize_linear_layers(model)
-    model = model.to(getattr(torch, dtype))
-    return model if engine == "marian" else pack_linear_layers(model)
+    if engine != "ctranslate2":
+        model = quantize_linear_layers(model.eval()) if dtype == "int8" else model.to(getattr(torch, dtype)).eval()
+        return searching(options, engine, model, corpus.tokenizer, sentences, beams)
+    return searching_with_ctranslate2(options, model, corpus.tokenizer, sentences, beams, dtype)
 
 
 def never_ending(model: PreTrainedModel, length: int, beams: int) -> PreTrainedModel:
@@ -328,7 +319,7 @@ def memories(shape: Shape) -> Engines:
 
 def translators(make: Callable[..., Measure], beams: int) -> Engines:
     names = [(name, dtype) for name in ("ours", WORKERS, "marian") for dtype in (*PRECISIONS, "int8")]
-    names += [(PACKED, "bfloat16"), ("ctranslate2", "float32"), ("ctranslate2", "int8")]
+    names += [("ctranslate2", "float32"), ("ctranslate2", "int8")]
     return {f"{name} {dtype}": Engine(make, (name, dtype, beams)) for name, dtype in names}
 
 

@@ -19,7 +19,6 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "scripts" / "results"
 FINAL = ("multi30k_en_de_distilled", "multi30k_en_de_task1_distilled")  # which README.md compares
 BASELINE = "multi30k_en_de_wu2021/seed1"  # with this
-PEERS = ("marian float32", "marian bfloat16")  # as transformers loads them: the faster one is the measure of speed
 SETS = ("test_2016_flickr", "test_2017_flickr", "test_2017_mscoco")
 AIMS = (  # what a recipe was meant to reach as the mean of three seeds: metric, then a score for each of SETS
     ("Transformer-Tiny again, task 1", "multi30k_en_de_wu2021", "p1", (40.5, 33.0, 29.5)),
@@ -189,14 +188,15 @@ def circumstances(sections: dict[str, dict], *prefixes: str) -> str:
 def times_marian(sections: dict[str, dict]) -> dict[str, dict[str, list[float]]]:
     """Of training and translation, round by round: the rate of each engine as a multiple of MarianMT's.
 
-    That is the median of the faster of `PEERS` in the same run.
+    That is the median of the faster one, in float32 or bfloat16, of the same run.
     """
     found = {}
     for section in sections:
         if not section.startswith(("training", "translation")):
             continue
         engines = sections[section]["engines"]
-        peer = max(median(rates(engines, name)) for name in engines if name in PEERS)
+        peers = [name for name in engines if name.startswith("marian") and not name.endswith("int8")]
+        peer = max(median(rates(engines, name)) for name in peers)
         found[section] = {name: [rate / peer for rate in rates(engines, name)] for name in engines}
     return found
 

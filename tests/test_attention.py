@@ -185,6 +185,12 @@ class TestMultiHeadAttention:
         with torch.autocast("cpu", torch.bfloat16):
             torch.testing.assert_close(attention(states)[0], expected, rtol=0, atol=0)
 
+    def test_without_autocast_nothing_is_cast(self):
+        """Not even to the same type, which a traced graph would keep; and the meta device has no autocast."""
+        for states in (torch.randn(B, T, D), torch.randn(B, T, D, device="meta")):
+            assert MultiHeadAttention._cast(states) is states
+        assert layer().to("meta")(states)[0].shape == (B, T, D)
+
     @pytest.mark.parametrize("backend", BACKENDS)
     @pytest.mark.parametrize("length", [1, T])
     def test_beams_share_their_memory(self, backend, length):

@@ -40,7 +40,6 @@ def test_speed_is_relative_to_the_best_marian(script):
         marian_float32=rounds(1, 2, 3, padding=0.25),
         marian_bfloat16=rounds(3, 3, 4, padding=0.25),
         marian_int8=rounds(9, 9, 9, padding=0.25),  # not what a peer is measured by
-        **{"marian,_packed_bfloat16": rounds(9, 9, 9, padding=0.25)},  # nor this
     )
     processes = section(one_process=rounds(10, 20), two_processes=rounds(15, 30))
     sections = {"machine": section(memory_copy=rounds(9)), "training, x": training, "two processes": processes}
@@ -255,15 +254,6 @@ def test_models_with_random_weights_write_as_many_tokens_as_asked_for(script, be
         model.generation_config.save_pretrained(tmp_path)  # as an export does
         assert written.shape == (5, 10)
         assert not (written == config.eos_token_id).any()
-
-
-def test_marian_is_packed_only_where_that_is_asked_for(script, monkeypatch):
-    benchmark, packed = script("benchmark"), []
-    monkeypatch.setattr(benchmark, "pack_linear_layers", lambda model: packed.append(model) or model)
-    for engine in ("ours", benchmark.WORKERS, "marian", benchmark.PACKED):
-        model = torch.nn.Linear(2, 2)
-        assert benchmark.in_type(model, engine, "bfloat16").weight.dtype == torch.bfloat16
-        assert (model in packed) == (engine != "marian")
 
 
 def test_the_transformer_of_torch_sees_no_padding_and_no_later_words(script):

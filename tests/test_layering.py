@@ -27,6 +27,7 @@ LEVELS = [
         "dropout",
         "embeddings",
         "loss",
+        "packed",
         "configuration_vanilla_transformer",
         "tokenization_vanilla_transformer",
     },
@@ -43,7 +44,6 @@ LEVELS = [
         "consistency",
         "ensemble",
         "int8",
-        "packed",
         "weight_files",
     },
     {"arguments", "preparation", "training"},
@@ -102,6 +102,7 @@ MODEL_FILES = {
     "embeddings",
     "errors",
     "loss",
+    "packed",
     "beam_search",
     "length_penalty",
 }

@@ -150,8 +150,12 @@ class MultiHeadAttention(nn.Module):
 
     @staticmethod
     def _cast(states: Tensor) -> Tensor:
-        """Once what autocast would cast, and keep for the backward pass, anew for each projection."""
-        return states.to(product_dtype(states))
+        """Cast here what autocast would cast, and keep for the backward pass, for each projection of it anew.
+
+        The gradients that come from these projections are added in that type, too.
+        """
+        dtype = product_dtype(states)
+        return states if states.dtype == dtype else states.to(dtype)  # a cast to the same type would stay in graphs
 
     def _split_heads(self, projected: Tensor) -> Tensor:
         """(B, T, H * K) -> (B, H, T, K). H is inferred: under tensor parallelism a rank holds only some heads."""

@@ -160,7 +160,10 @@ def sdpa_on_cpu(
     scaling: float,
     dropout: float = 0.0,
 ) -> tuple[Tensor, None]:
-    """`sdpa`, which on CPUs is slow for sentences, and mostly for bfloat16, see `widens`."""
+    """`sdpa`. On CPUs it is slow for sentences, and for bfloat16 where `widens`.
+
+    Keys and values may be in float32 already beside a query in bfloat16: those that a search keeps.
+    """
     if query.device.type != "cpu":
         return kernel(module, query, key, value, mask, scaling=scaling, dropout=dropout)
     if short_attention_applies(query, key, mask, dropout):

@@ -7,5 +7,10 @@ from torch import Tensor
 def product_dtype(states: Tensor) -> torch.dtype:
     """The type in which `states` are multiplied: that of autocast where it is on; double precision stays."""
     device_type = states.device.type
-    applies = torch.is_autocast_enabled(device_type) and states.dtype != torch.float64
-    return torch.get_autocast_dtype(device_type) if applies else states.dtype
+    if (
+        states.dtype == torch.float64
+        or not torch.amp.is_autocast_available(device_type)
+        or not torch.is_autocast_enabled(device_type)
+    ):
+        return states.dtype
+    return torch.get_autocast_dtype(device_type)

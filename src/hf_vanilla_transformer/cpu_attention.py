@@ -135,7 +135,7 @@ def _product(left: Tensor, right: Tensor, scaling: float) -> Tensor:
 
 
 def _matrices(states: Tensor) -> Tensor:
-    """(B, H, T, K) -> (B * H, T, K) in float32, copied only if it must be; what is that already stays."""
+    """(B, H, T, K), or (B * H, T, K) already, -> (B * H, T, K) in float32, copied only if it must be."""
     if states.dtype != torch.float32:
         states = states.to(torch.float32, memory_format=torch.contiguous_format)
     return states.flatten(0, -3)

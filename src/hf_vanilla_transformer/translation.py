@@ -20,7 +20,6 @@ from .int8 import quantize_linear_layers
 from .length_penalty import LENGTH_PENALTY_TYPES
 from .loss import IGNORED
 from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from .packed import pack_linear_layers
 from .tokenization_vanilla_transformer import load_tokenizer, require_fit, same_tokenizer
 from .weight_files import require_folder_or_hub_id, require_whole
 
@@ -61,8 +60,7 @@ def load_model(
     Args:
         name_or_path: a folder, or "user/name" on the Hub.
         device: such as "cuda"; None takes a GPU where there is one.
-        dtype: "auto", as saved, or "float32", "bfloat16" (on a CPU see `packed`), "float16", or, on a CPU, "int8" (see
-            `int8`).
+        dtype: "auto", as saved, or "float32", "bfloat16", "float16", or, on a CPU, "int8" (see `int8`).
         trust_remote_code: run the code that lies beside the weights.
 
     Raises:
@@ -90,7 +88,7 @@ def load_model(
         model = model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"device {device}: {first_line(error)}") from error
-    return (quantize_linear_layers(model) if dtype == "int8" else pack_linear_layers(model)), tokenizer
+    return (quantize_linear_layers(model) if dtype == "int8" else model), tokenizer
 
 
 def load_ensemble(names: Sequence[str], **options: Any) -> tuple[Ensemble, PreTrainedTokenizerBase]:
