@@ -27,7 +27,6 @@ LEVELS = [
         "dropout",
         "embeddings",
         "loss",
-        "packed",
         "configuration_vanilla_transformer",
         "tokenization_vanilla_transformer",
     },
@@ -44,6 +43,7 @@ LEVELS = [
         "consistency",
         "ensemble",
         "int8",
+        "packed",
         "weight_files",
     },
     {"arguments", "preparation", "training"},
@@ -102,7 +102,6 @@ MODEL_FILES = {
     "embeddings",
     "errors",
     "loss",
-    "packed",
     "beam_search",
     "length_penalty",
 }

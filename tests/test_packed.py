@@ -1,4 +1,4 @@
-"""Weights in the order of oneDNN's products: during a search in bfloat16 on a CPU, and nothing else changes."""
+"""Weights in the order of oneDNN's products, while text is translated in bfloat16 on a CPU: nothing else changes."""
 
 import pytest
 import torch
@@ -7,7 +7,11 @@ from torch import nn
 from hf_vanilla_transformer import packed
 from hf_vanilla_transformer.ensemble import Ensemble
 from hf_vanilla_transformer.packed import packed_linear_layers
-from tiny_models import SOURCE, random_model
+from hf_vanilla_transformer.tokenization_vanilla_transformer import joint_tokenizer, learn_backend
+from hf_vanilla_transformer.translation import translate
+from tiny_models import random_model
+
+TEXT = ["the old man sleeps", "a dog sees the small cat", "the cat runs", "who sees a dog"]
 
 needs_products = pytest.mark.skipif(not packed._has_products(), reason="oneDNN has no bfloat16 for this CPU")
 
@@ -27,15 +31,15 @@ def is_packed(module):
 
 @pytest.fixture
 def products(monkeypatch):
-    """The layers that a packed product was asked of."""
-    asked, original = [], packed._product
+    """The packed weights, once for each time that they were multiplied by."""
+    used, original = [], torch.ops.mkldnn._linear_pointwise
 
-    def product(layer, *arguments):
-        asked.append(layer)
-        return original(layer, *arguments)
+    def product(input, weight, *arguments):
+        used.append(weight)
+        return original(input, weight, *arguments)
 
-    monkeypatch.setattr(packed, "_product", product)
-    return asked
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", product)
+    return used
 
 
 @needs_products
@@ -44,8 +48,10 @@ def products(monkeypatch):
 def test_the_product_is_that_of_the_layer(bias, shape, monkeypatch):
     linear = layer(bias)
     expected = linear(states(*shape))
-    with packed_linear_layers(linear), monkeypatch.context() as patch:
-        patch.setattr(nn.Linear, "forward", None)
+    with packed_linear_layers(linear):
+        assert torch.equal(linear(states(*shape)), expected)
+        assert linear.forward.packed is None  # what is used once is not packed
+        monkeypatch.setattr(nn.Linear, "forward", None)
         found = linear(states(*shape))
     assert found.dtype == torch.bfloat16
     torch.testing.assert_close(found, expected)
@@ -60,7 +66,8 @@ def test_afterwards_all_is_as_before():
         assert not is_packed(linear)
         linear.weight.data.neg_()  # as peft writes when it merges; the next block sees it
         with packed_linear_layers(linear):
-            torch.testing.assert_close(linear(states(4)), nn.Linear.forward(linear, states(4)))
+            for _ in range(3):
+                torch.testing.assert_close(linear(states(4)), nn.Linear.forward(linear, states(4)))
     with pytest.raises(KeyError), packed_linear_layers(linear):
         raise KeyError
     assert not is_packed(linear)
@@ -76,7 +83,8 @@ def test_hooks_and_blocks_inside_blocks():
             assert linear.forward is inner
         assert linear.forward is inner
         linear(states(2))
-    assert seen == [1]
+        linear(states(2))
+    assert seen == [1, 1]
 
 
 @needs_products
@@ -89,7 +97,9 @@ def test_what_is_left_to_pytorch(products):
     others = [layer().float(), layer(device="meta"), Other(33, 77).bfloat16()]
     with packed_linear_layers(nn.ModuleList([own, *others])):
         assert not any(is_packed(module) for module in others)
-        assert torch.equal(own(states(2)), states(2))
+        for _ in range(2):
+            assert torch.equal(own(states(2)), states(2))
+            others[2](states(2))
     assert is_packed(own)
     assert not products
 
@@ -100,6 +110,7 @@ def test_conversions_and_graphs(monkeypatch):
     linear = layer()
     monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", None)
     with packed_linear_layers(linear):
+        linear(states(2))
         with torch.autocast("cpu", torch.float16):
             assert linear(states(2)).dtype == torch.float16
         with pytest.raises(RuntimeError, match="dtype"):  # as the layer itself
@@ -117,17 +128,17 @@ def test_where_it_is_no_faster_nothing_happens(monkeypatch):
 
 
 @needs_products
-@pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"num_beams": 3, "use_cache": False}, {"top_k": 1}], ids=str)
+@pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("members", [1, 2])
-def test_searching(options, members, products, monkeypatch):
-    """By our searches, and by those of transformers for what ours cannot do."""
-    options = {"do_sample": "top_k" in options, **options}
-    model = random_model().bfloat16().eval()
-    model = Ensemble([model, random_model(d_model=64).bfloat16().eval()]) if members == 2 else model
-    found = model.generate(SOURCE, max_length=12, **options)
-    decoders = [module for name, module in model.named_modules() if "decoder" in name and type(module) is nn.Linear]
-    assert decoders
-    assert {*decoders} <= {*products}
+def test_translating(beams, members, products, monkeypatch):
+    """All that is used more than once is packed, once for all batches."""
+    tokenizer = joint_tokenizer(learn_backend(TEXT * 3, vocab_size=60))
+    models = [random_model(vocab_size=len(tokenizer), d_model=32 * n).bfloat16().eval() for n in range(1, members + 1)]
+    model = Ensemble(models) if members > 1 else models[0]
+    model.generation_config.update(max_length=12)
+    found = translate(model, tokenizer, TEXT, num_beams=beams, max_tokens_per_batch=10 * beams)
+    linear = [module for module in model.modules() if type(module) is nn.Linear]
+    assert len({id(weight) for weight in products}) == len(linear)
     assert not any(map(is_packed, model.modules()))
     monkeypatch.setattr(packed, "_has_products", lambda: False)
-    assert model.generate(SOURCE, max_length=12, **options).tolist() == found.tolist()
+    assert translate(model, tokenizer, TEXT, num_beams=beams, max_tokens_per_batch=10 * beams) == found

@@ -43,7 +43,6 @@ MODEL_CODE = {
         "errors",
         "layers",
         "loss",
-        "packed",
         "modeling_vanilla_transformer",
         "pipeline_vanilla_transformer",
         "beam_search",

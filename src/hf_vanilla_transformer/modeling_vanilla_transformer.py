@@ -38,7 +38,6 @@ from .embeddings import LearnedPositions, SinusoidalPositions, TokenEmbedding
 from .layers import AddAndNorm, DecoderLayer, EncoderLayer, FeedForward
 from .length_penalty import length_penalty_of_type
 from .loss import IGNORED, cross_entropy_of_logits, label_smoothed_cross_entropy
-from .packed import packed_linear_layers
 from .transformer import DecoderStack, EncoderStack
 
 
@@ -617,19 +616,17 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
     def _beam_search(self, input_ids, logits_processor, stopping_criteria, generation_config, *args, **model_kwargs):
         """As in transformers; faster where `beam_search` can do what is asked for."""
         asked = (logits_processor, stopping_criteria, generation_config)
-        with packed_linear_layers(self):
-            if not args and self._own_search_applies(*asked, model_kwargs, len(input_ids)):
-                return beam_search(self, input_ids, generation_config, model_kwargs)
-            return super()._beam_search(input_ids, *asked, *args, **model_kwargs)
+        if not args and self._own_search_applies(*asked, model_kwargs, len(input_ids)):
+            return beam_search(self, input_ids, generation_config, model_kwargs)
+        return super()._beam_search(input_ids, *asked, *args, **model_kwargs)
 
     def _sample(self, input_ids, logits_processor, stopping_criteria, generation_config, *args, **model_kwargs):
         """As in transformers; faster where `greedy_search` can do what is asked for."""
         asked = (logits_processor, stopping_criteria, generation_config)
         silent = model_kwargs.get("streamer") is None
-        with packed_linear_layers(self):
-            if not args and silent and self._own_search_applies(*asked, model_kwargs, len(input_ids)):
-                return greedy_search(self, input_ids, generation_config, model_kwargs)
-            return super()._sample(input_ids, *asked, *args, **model_kwargs)
+        if not args and silent and self._own_search_applies(*asked, model_kwargs, len(input_ids)):
+            return greedy_search(self, input_ids, generation_config, model_kwargs)
+        return super()._sample(input_ids, *asked, *args, **model_kwargs)
 
     def _own_search_applies(self, processors, criteria, generation_config, model_kwargs, rows) -> bool:
         prepare = getattr(self.prepare_inputs_for_generation, "__func__", None)

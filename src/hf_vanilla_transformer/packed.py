@@ -1,13 +1,12 @@
-"""Searching in bfloat16 on a CPU with weights that lie as the matrix products read them.
+"""Translating in bfloat16 on a CPU with weights that lie as the matrix products read them.
 
 PyTorch brings the weight of a linear layer into the order of oneDNN anew in each product. Where a search writes one
-word of some hundred sentences, that takes about as long as the product. Here it is done once for each search, with the
-operators that `torch.compile` uses for it.
+word of some hundred sentences, that takes about as long as the product. Here it is done once for each layer and all
+batches of a text, with the operators that `torch.compile` uses for it. For a single batch it would hardly pay.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -24,19 +23,30 @@ def packed_linear_layers(model: nn.Module) -> Iterator[None]:
     layers = [module for module in model.modules() if _is_plain(module)] if _has_products() else []
     try:
         for layer in layers:
-            packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach())
-            layer.forward = partial(_product, layer, packed)
+            layer.forward = _Product(layer)
         yield
     finally:
         for layer in layers:
             vars(layer).pop("forward", None)
 
 
-def _product(layer: nn.Linear, packed: Tensor, input: Tensor) -> Tensor:
-    """(..., in) -> (..., out), by PyTorch where a graph is made of it or where something is converted."""
-    if torch.compiler.is_compiling() or input.dtype != torch.bfloat16 or torch.is_autocast_enabled("cpu"):
-        return nn.Linear.forward(layer, input)
-    return torch.ops.mkldnn._linear_pointwise(input, packed, layer.bias, "none", [], "")
+class _Product:
+    """What a layer computes inside the block; its weight is packed at the second use, for some are used once only."""
+
+    def __init__(self, layer: nn.Linear):
+        self.layer = layer
+        self.was_used = False
+        self.packed: Tensor | None = None
+
+    def __call__(self, input: Tensor) -> Tensor:
+        """(..., in) -> (..., out), by PyTorch where a graph is made of it or where something is converted."""
+        converts = input.dtype != torch.bfloat16 or torch.is_autocast_enabled("cpu")
+        if torch.compiler.is_compiling() or converts or not self.was_used:
+            self.was_used = True
+            return nn.Linear.forward(self.layer, input)
+        if self.packed is None:
+            self.packed = torch.ops.mkldnn._reorder_linear_weight(self.layer.weight.detach())
+        return torch.ops.mkldnn._linear_pointwise(input, self.packed, self.layer.bias, "none", [], "")
 
 
 def _is_plain(module: nn.Module) -> bool:

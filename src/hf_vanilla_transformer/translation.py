@@ -20,6 +20,7 @@ from .int8 import quantize_linear_layers
 from .length_penalty import LENGTH_PENALTY_TYPES
 from .loss import IGNORED
 from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from .packed import packed_linear_layers
 from .tokenization_vanilla_transformer import load_tokenizer, require_fit, same_tokenizer
 from .weight_files import require_folder_or_hub_id, require_whole
 
@@ -253,7 +254,8 @@ def _search(
     lengths = list(map(len, encoded))
     longest_first = sorted((row for row, length in enumerate(lengths) if length), key=lambda row: -lengths[row])
     nbest = options["num_return_sequences"]
-    with tqdm(total=len(longest_first), unit=" sentences", disable=not progress) as bar:
+    bar = tqdm(total=len(longest_first), unit=" sentences", disable=not progress)
+    with bar, packed_linear_layers(model):
         for rows in _batches(longest_first, lengths, max_tokens_per_batch // max(options["num_beams"], nbest)):
             hypotheses = _generate(model, tokenizer, [encoded[row] for row in rows], options, scored)
             for position, row in enumerate(rows):
