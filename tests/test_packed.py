@@ -105,7 +105,6 @@ def test_what_is_left_to_pytorch(products):
 
 
 @needs_products
-@pytest.mark.filterwarnings("ignore:`torch.jit")
 def test_conversions_and_graphs(monkeypatch):
     linear = layer()
     monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", None)
@@ -125,6 +124,13 @@ def test_where_it_is_no_faster_nothing_happens(monkeypatch):
     monkeypatch.setattr(packed, "_has_products", lambda: False)
     with packed_linear_layers(model := random_model().bfloat16()):
         assert not any(map(is_packed, model.modules()))
+
+
+def test_a_pytorch_without_onednn_has_not_even_the_operators(monkeypatch):
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    monkeypatch.setattr(torch.ops, "mkldnn", None)
+    with packed_linear_layers(linear := layer()):
+        assert not is_packed(linear)
 
 
 @needs_products

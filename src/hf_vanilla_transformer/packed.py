@@ -1,7 +1,7 @@
 """Translating in bfloat16 on a CPU with weights that lie as the matrix products read them.
 
 PyTorch brings the weight of a linear layer into the order of oneDNN anew in each product. Where a search writes one
-word of some hundred sentences, that takes about as long as the product. Here it is done once for each layer and all
+word of some hundred sentences, that takes a good part of the time. Here it is done once for each layer and all
 batches of a text, with the operators that `torch.compile` uses for it. For a single batch it would hardly pay.
 """
 
@@ -60,7 +60,5 @@ def _is_plain(module: nn.Module) -> bool:
 
 
 def _has_products() -> bool:
-    return torch.backends.mkldnn.enabled and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-
-
-__all__ = ["packed_linear_layers"]
+    mkldnn = torch.backends.mkldnn
+    return mkldnn.is_available() and mkldnn.enabled and torch.ops.mkldnn._is_mkldnn_bf16_supported()
