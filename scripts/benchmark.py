@@ -19,6 +19,7 @@ scripts/results/benchmark.json, section by section (`--only`); scripts/results_t
 - **peak memory**: resident memory that a training step of 4,096 target tokens takes above what model and optimiser
   hold; vocabulary 32,000; every round in a fresh process. Also with `gradient_checkpointing`, an option of transformers
   that keeps only what goes into each layer and computes the rest again.
+- **large step**: target tokens a second of the same steps, warm.
 - **translation**: sentences a second. Test set 2016 with the trained models of scripts/train.py and
   scripts/train_marian.py; `paper-base` with random weights, 200 sentences, 13 tokens each (the end of a sentence is
   made impossible). Ours and MarianMT through `translate`, CTranslate2 through its own batching; every engine with the
@@ -42,6 +43,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -168,18 +170,35 @@ def our_step(options: argparse.Namespace, shape: Shape, bf16: bool) -> Measure:
 CHECKPOINTED = "ours, gradient checkpointing"
 
 
-def step_memory(options: argparse.Namespace, shape: Shape, engine: str, bf16: bool) -> Measure:
-    """Bytes, measured once."""
+def large_step(shape: Shape, engine: str, bf16: bool) -> Callable[[], None]:
+    """A training step of 4,096 target tokens, to be run again and again."""
     config = shape.config(32_000)
     model = marian_like(config) if engine == "marian" else VanillaTransformerForConditionalGeneration(config)
     if engine == CHECKPOINTED:
         model.gradient_checkpointing_enable()
     step = training_step(model, bf16)
     step(random_batch(config, 2, 32))  # makes the optimiser's state and whatever libraries keep
+    return partial(step, random_batch(config, 128, 32))
+
+
+def step_memory(options: argparse.Namespace, *engine: Any) -> Measure:
+    """Bytes, measured once."""
+    step = large_step(*engine)
+    return lambda number: {"bytes": peak_memory(step)}
+
+
+def step_speed(options: argparse.Namespace, *engine: Any) -> Measure:
+    """Work: target tokens."""
+    step = large_step(*engine)
 
     def measure(number: int) -> Round:
-        batch = random_batch(config, 128, 32)
-        return {"bytes": peak_memory(lambda: step(batch))}
+        step()  # touches the memory that was given back
+        started = time.perf_counter()
+        for _ in range(3):
+            step()
+        seconds = time.perf_counter() - started
+        give_memory_back()  # six engines wait side by side
+        return {"work": 3 * 4096, "seconds": seconds}
 
     return measure
 
@@ -312,9 +331,9 @@ def steps(shape: Shape) -> Engines:
     return {**MATRICES, **{f"ours {dtype}": Engine(our_step, (shape, bf16)) for dtype, bf16 in PRECISIONS.items()}}
 
 
-def memories(shape: Shape) -> Engines:
+def large_steps(make: Callable[..., Measure], shape: Shape) -> Engines:
     names = [(name, dtype) for name in ("ours", CHECKPOINTED, "marian") for dtype in PRECISIONS]
-    return {f"{name} {dtype}": Engine(step_memory, (shape, name, PRECISIONS[dtype])) for name, dtype in names}
+    return {f"{name} {dtype}": Engine(make, (shape, name, PRECISIONS[dtype])) for name, dtype in names}
 
 
 def translators(make: Callable[..., Measure], beams: int) -> Engines:
@@ -337,7 +356,8 @@ SECTIONS: dict[str, Engines] = {
     "machine": {**MATRICES, "memory copy": Engine(memory_copy)},
     **{f"training, {shape.preset}": trainers(shape) for shape in SHAPES},
     **{f"one step, {shape.preset}": steps(shape) for shape in SHAPES},
-    **{f"peak memory, {shape.preset}": memories(shape) for shape in SHAPES},
+    **{f"peak memory, {shape.preset}": large_steps(step_memory, shape) for shape in SHAPES},
+    **{f"large step, {shape.preset}": large_steps(step_speed, shape) for shape in SHAPES},
     "translation, 5 beams": translators(translation, 5),
     "translation, 1 beam": translators(translation, 1),
     f"translation, paper-base, {LENGTH} tokens, 5 beams": translators(forced_translation, 5),

@@ -185,14 +185,14 @@ def circumstances(sections: dict[str, dict], *prefixes: str) -> str:
     return "\n".join(f"- {run}: {'; '.join(names)}" for run, names in runs.items())
 
 
-def times_marian(sections: dict[str, dict]) -> dict[str, dict[str, list[float]]]:
-    """Of training and translation, round by round: the rate of each engine as a multiple of MarianMT's.
+def times_marian(sections: dict[str, dict], *prefixes: str) -> dict[str, dict[str, list[float]]]:
+    """Of the sections that begin like this, round by round: the rate of each engine as a multiple of MarianMT's.
 
     That is the median of the faster one, in float32 or bfloat16, of the same run.
     """
     found = {}
     for section in sections:
-        if not section.startswith(("training", "translation")):
+        if not section.startswith(prefixes):
             continue
         engines = sections[section]["engines"]
         peers = [name for name in engines if name.startswith("marian") and not name.endswith("int8")]
@@ -203,7 +203,7 @@ def times_marian(sections: dict[str, dict]) -> dict[str, dict[str, list[float]]]
 
 def speed_in_short(sections: dict[str, dict]) -> str:
     """Medians: a row for each engine, a column for each kind of work."""
-    ratios = times_marian(sections)
+    ratios = times_marian(sections, "training", "translation")
     engines = dict.fromkeys(name for column in ratios.values() for name in column)
     rows = [
         [name, *(f"{median(column[name]):.2f}" if name in column else "" for column in ratios.values())]
@@ -213,9 +213,9 @@ def speed_in_short(sections: dict[str, dict]) -> str:
 
 
 def speed(sections: dict[str, dict]) -> str:
-    """All of `times_marian`, and two processes beside one."""
+    """Of training and translation what `times_marian` says, and two processes beside one."""
     rows = []
-    for section, ratios in times_marian(sections).items():
+    for section, ratios in times_marian(sections, "training", "translation").items():
         for name, rounds in sections[section]["engines"].items():
             padding = f"{median(round['padding'] for round in rounds):.0%}" if "padding" in rounds[0] else ""
             rows.append([section, name, *spread(ratios[name]), padding])
@@ -246,18 +246,21 @@ def lower_bound(sections: dict[str, dict]) -> str:
 
 
 def memory(sections: dict[str, dict]) -> str:
-    """What a training step takes, as a share of what the better of the two MarianMT takes."""
-    rows = []
+    """What a training step takes, as a share of what the better of the two MarianMT takes; and how fast the step is."""
+    speeds, rows = times_marian(sections, "large step"), []
     for section in sections:
         if not section.startswith("peak memory"):
             continue
+        shape = section.removeprefix("peak memory, ")
         taken = {name: [r["bytes"] for r in rounds] for name, rounds in sections[section]["engines"].items()}
         peer = min(median(values) for name, values in taken.items() if name.startswith("marian"))
+        speed = speeds.get(f"large step, {shape}", {})
         for name, values in taken.items():
-            shape = section.removeprefix("peak memory, ")
-            rows.append([f"`{shape}`", name, *spread([value / peer for value in values])])
-    head = ["peak memory of a training step", "engine", "× MarianMT, median", "least to greatest"]
-    return "\n\n".join([markdown_table(head, rows), circumstances(sections, "peak memory")])
+            cells = spread(speed[name]) if speed else ["", ""]
+            rows.append([f"`{shape}`", name, *spread([value / peer for value in values]), *cells])
+    head = ["training step", "engine", "× MarianMT's memory, median", "least to greatest"]
+    head += ["× MarianMT's speed, median", "least to greatest"]
+    return "\n\n".join([markdown_table(head, rows), circumstances(sections, "peak memory", "large step")])
 
 
 def beside_ctranslate2(records: dict[str, dict[str, dict]]) -> str:

@@ -123,9 +123,16 @@ def test_the_lower_bound_is_that_of_the_machine(script):
 def test_memory_is_a_share_of_the_better_marian(script):
     taken = {"ours float32": [1, 2, 3], "marian float32": [8, 8, 8], "marian bfloat16": [4, 4, 4]}
     step = {**PLACE, "engines": {name: [{"bytes": value} for value in values] for name, values in taken.items()}}
-    lines = script("results_table").memory({"peak memory, x": step}).splitlines()
-    assert lines[2] == "| `x` | ours float32 | 0.50 | 0.25 to 0.75 |"
-    assert lines[4:] == ["| `x` | marian bfloat16 | 1.00 | 1.00 to 1.00 |", "", f"- 3 {MEASURED} peak memory, x"]
+    speed = section(ours_float32=rounds(30, 50, 40), marian_float32=rounds(10), marian_bfloat16=rounds(20))
+    lines = script("results_table").memory({"peak memory, x": step, "large step, x": speed}).splitlines()
+    assert lines[2] == "| `x` | ours float32 | 0.50 | 0.25 to 0.75 | 2.00 | 1.50 to 2.50 |"
+    assert lines[4:] == [
+        "| `x` | marian bfloat16 | 1.00 | 1.00 to 1.00 | 1.00 | 1.00 to 1.00 |",
+        "",
+        f"- 3 {MEASURED} peak memory, x; large step, x",
+    ]
+    unmeasured = script("results_table").memory({"peak memory, x": step}).splitlines()
+    assert unmeasured[2] == "| `x` | ours float32 | 0.50 | 0.25 to 0.75 |  |  |"
 
 
 def test_a_shallow_decoder_is_relative_to_the_symmetric_model(script):
