@@ -10,6 +10,7 @@ from hf_vanilla_transformer.cpu_attention import short_attention, short_attentio
 B, H, T, S, K = 3, 2, 5, 7, 4
 MASKS = {
     "none": None,
+    "of every query and key": torch.ones(T, S).tril(1).bool(),
     "padding": torch.arange(S).lt(torch.tensor([[7], [3], [1]]))[:, None, None].expand(B, 1, T, S),
     "causal": torch.ones(T, S).tril().bool()[None, None],
     "of every head": torch.rand(B, H, T, S, generator=torch.Generator().manual_seed(1)) > 0.3,
@@ -37,8 +38,10 @@ def result_and_gradients(attend, dtype):
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("vector", [S, S + 1], ids=["long rows", "short rows"])
-def test_against_the_formula(mask, dtype, tolerance, autocast, vector, monkeypatch):
+@pytest.mark.parametrize("sentences", [2, B], ids=["two blocks", "one block"])
+def test_against_the_formula(mask, dtype, tolerance, autocast, vector, sentences, monkeypatch):
     monkeypatch.setattr(cpu_attention, "VECTOR", vector)
+    monkeypatch.setattr(cpu_attention, "BLOCK_BYTES", sentences * H * T * K * 4)
     expected = result_and_gradients(
         lambda *states: scaled_dot_product_attention(None, *(x.double() for x in states), mask, 0.5)[0], dtype
     )

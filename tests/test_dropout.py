@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration, dropout
 from hf_vanilla_transformer.dropout import Dropout
 
 
@@ -43,6 +43,16 @@ def test_the_seed_decides():
         results.append(Dropout(0.5)(torch.ones(50)))
     assert torch.equal(results[0], results[1])
     assert not torch.equal(results[0], results[2])
+
+
+def test_blocks_change_nothing(monkeypatch):
+    results = []
+    for block in (8, 64):
+        monkeypatch.setattr(dropout, "BLOCK", block)
+        torch.manual_seed(0)
+        results.append(Dropout(0.5)(torch.ones(3, 10)))
+    assert torch.equal(*results)
+    assert 0 < results[0].count_nonzero() < 30
 
 
 @pytest.mark.parametrize("dropout", [Dropout(0.0), Dropout(0.5).eval()])

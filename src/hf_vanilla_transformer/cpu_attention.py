@@ -7,12 +7,14 @@ below sees to it.
 Shapes: B batch, T target (query) length, S source (key) length, H heads, K head size.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+BLOCK_BYTES = 2**21  # of queries in float32 that are gone through at once, which a CPU's caches hold
 MOST_KEYS = 128  # above, the blocks of the fused kernel pay
 VECTOR = 16  # numbers that AVX-512 takes at once: PyTorch's softmax goes through shorter rows one by one
 HAS_AMX = getattr(torch.cpu, "get_capabilities", dict)().get("amx_bf16", False)  # older PyTorch does not say
@@ -70,47 +72,60 @@ class _ShortAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
-        context, weights, *matrices = _attend(query, key, value, mask, scaling)
-        came_smaller = query.dtype != weights.dtype
-        ctx.save_for_backward(weights, *((query, key, value) if came_smaller else matrices))
-        ctx.scaling, ctx.dtype = scaling, query.dtype
+        context, weights = _attend(query, key, value, mask, scaling)
+        ctx.save_for_backward(query, key, value, *weights)
+        ctx.scaling = scaling
         return context
 
     @staticmethod
     @once_differentiable
     @torch.autocast("cpu", enabled=False)
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        weights, *states = ctx.saved_tensors
-        query, key, value = map(_matrices, states)
-        batch, _, heads, _ = gradient.shape
-        gradient = _matrices(gradient.transpose(1, 2))
-        of_value = weights.mT @ gradient
-        of_scores = _softmax_backward(gradient @ value.mT, weights)
-        of_query = _product(of_scores, key, ctx.scaling)
-        of_key = _product(of_scores.mT, query, ctx.scaling)
-        heads_first = (
-            _tokens_first(states, (batch, heads), ctx.dtype).transpose(1, 2) for states in (of_query, of_key, of_value)
-        )
-        return *heads_first, None, None
+        *states, gradient = *ctx.saved_tensors[:3], gradient.transpose(1, 2)
+        weights = ctx.saved_tensors[3:]
+        gradients = [tensor.new_empty(tensor.transpose(1, 2).shape).transpose(1, 2) for tensor in states]
+        for rows, p in zip(_blocks(gradient), weights, strict=True):
+            query, key, value, of_context = (_matrices(tensor[rows]) for tensor in (*states, gradient))
+            of_value = p.mT @ of_context
+            of_scores = _softmax_backward(of_context @ value.mT, p)
+            of_query = _product(of_scores, key, ctx.scaling)
+            of_key = _product(of_scores.mT, query, ctx.scaling)
+            for total, part in zip(gradients, (of_query, of_key, of_value), strict=True):
+                total[rows] = part.view(total[rows].shape)
+        return *gradients, None, None
 
 
 @torch.autocast("cpu", enabled=False)
 def _attend(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The context, (B, T, H, K), and in float32 weights, queries, keys and values, (B * H, ., .) each."""
-    shape, dtype = query.shape, query.dtype
-    query, key, value = map(_matrices, (query, key, value))
-    scores = _product(query, key.mT, scaling).unflatten(0, shape[:2])  # (B, H, T, S)
+) -> tuple[Tensor, list[Tensor]]:
+    """The context, (B, T, H, K), and the weights of each block of sentences, (rows * H, T, S), in float32."""
+    context = query.new_empty(query.transpose(1, 2).shape)
+    weights = []
     if mask is not None:
         # compared into floating point: PyTorch goes through booleans one by one
-        allowed = torch.eq(mask, True, out=scores.new_empty(mask.shape))
-        scores.add_((1 - allowed).mul_(torch.finfo(scores.dtype).min))
-    weights = _softmax(scores)
-    if mask is not None:
-        weights.mul_(allowed)  # zeros for a query that may attend to nothing
-    weights = weights.flatten(0, 1)
-    return _tokens_first(weights @ value, shape, dtype), weights, query, key, value
+        allowed = torch.eq(mask, True, out=query.new_empty(mask.shape, dtype=torch.float32))
+        forbidden = (1 - allowed).mul_(torch.finfo(torch.float32).min)
+        each = (len(query), *(1,) * (3 - mask.dim()), *mask.shape[-3:])
+        allowed, forbidden = allowed.expand(each), forbidden.expand(each)
+    for rows in _blocks(query):
+        q, k, v = (_matrices(states[rows]) for states in (query, key, value))
+        scores = _product(q, k.mT, scaling).unflatten(0, (-1, query.shape[1]))  # (rows, H, T, S)
+        if mask is not None:
+            scores.add_(forbidden[rows])
+        p = _softmax(scores)
+        if mask is not None:
+            p.mul_(allowed[rows])  # zeros for a query that may attend to nothing
+        p = p.flatten(0, 1)
+        context[rows] = (p @ v).unflatten(0, (-1, query.shape[1])).transpose(1, 2)
+        weights.append(p)
+    return context, weights
+
+
+def _blocks(states: Tensor) -> Iterator[slice]:
+    """The sentences of (B, H, T, K), so many at once that in float32 a CPU's caches hold them."""
+    rows = max(1, BLOCK_BYTES // (4 * states.shape[1:].numel()))
+    return (slice(start, start + rows) for start in range(0, len(states), rows))
 
 
 def _softmax(scores: Tensor) -> Tensor:
@@ -134,13 +149,7 @@ def _product(left: Tensor, right: Tensor, scaling: float) -> Tensor:
 
 
 def _matrices(states: Tensor) -> Tensor:
-    """(B, H, T, K), or (B * H, T, K) already, -> (B * H, T, K) in float32, copied only if it must be."""
+    """(B, H, T, K) -> (B * H, T, K) in float32, copied only if it must be."""
     if states.dtype != torch.float32:
         states = states.to(torch.float32, memory_format=torch.contiguous_format)
-    return states.flatten(0, -3)
-
-
-def _tokens_first(states: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """(B * H, T, K) -> (B, T, H, K), written once in the order in which the projections read."""
-    states = states.unflatten(0, shape[:2]).transpose(1, 2)
-    return states.new_empty(states.shape, dtype=dtype).copy_(states)
+    return states.flatten(0, 1)

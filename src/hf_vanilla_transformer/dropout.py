@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+BLOCK = 2**16  # elements decided at once: their bits stay in a CPU's caches
+
 
 class Dropout(nn.Dropout):
     """`nn.Dropout`: in training, zero with probability `p`, and scaled by 1 / (1 - p) otherwise.
@@ -26,11 +28,13 @@ class Dropout(nn.Dropout):
 class _SixteenBitDropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, p: float) -> Tensor:
-        # 64 bits are drawn at once, as many as fit in the generator's largest number
-        drawn = torch.empty(-(-values.numel() // 4), dtype=torch.int64, device=values.device).random_(-(2**63), None)
-        bits = drawn.view(torch.int16)[: values.numel()].view(values.shape)
-        # compared into floating point: PyTorch goes through booleans one by one
-        mask = torch.ge(bits, round(p * 2**16) - 2**15, out=torch.empty_like(values)).mul_(1 / (1 - p))
+        mask = values.new_empty(values.shape)
+        for block in mask.view(-1).split(BLOCK):
+            # 64 bits are drawn at once, as many as fit in the generator's largest number
+            drawn = torch.empty(-(-block.numel() // 4), dtype=torch.int64, device=values.device).random_(-(2**63), None)
+            bits = drawn.view(torch.int16)[: block.numel()]
+            # compared into floating point: PyTorch goes through booleans one by one
+            torch.ge(bits, round(p * 2**16) - 2**15, out=block).mul_(1 / (1 - p))
         ctx.save_for_backward(mask)
         return values * mask
 
