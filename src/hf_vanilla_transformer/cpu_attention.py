@@ -81,16 +81,15 @@ class _ShortAttention(torch.autograd.Function):
     @once_differentiable
     @torch.autocast("cpu", enabled=False)
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        *states, gradient = *ctx.saved_tensors[:3], gradient.transpose(1, 2)
-        weights = ctx.saved_tensors[3:]
+        query, key, value, *weights = ctx.saved_tensors
+        states, gradient = (query, key, value), gradient.transpose(1, 2)
         gradients = [tensor.new_empty(tensor.transpose(1, 2).shape).transpose(1, 2) for tensor in states]
         for rows, p in zip(_blocks(gradient), weights, strict=True):
-            query, key, value, of_context = (_matrices(tensor[rows]) for tensor in (*states, gradient))
-            of_value = p.mT @ of_context
-            of_scores = _softmax_backward(of_context @ value.mT, p)
-            of_query = _product(of_scores, key, ctx.scaling)
-            of_key = _product(of_scores.mT, query, ctx.scaling)
-            for total, part in zip(gradients, (of_query, of_key, of_value), strict=True):
+            q, k, v, of_context = (_matrices(tensor[rows]) for tensor in (*states, gradient))
+            of_v = p.mT @ of_context
+            of_scores = _softmax_backward(of_context @ v.mT, p)
+            of_q, of_k = _product(of_scores, k, ctx.scaling), _product(of_scores.mT, q, ctx.scaling)
+            for total, part in zip(gradients, (of_q, of_k, of_v), strict=True):
                 total[rows] = part.view(total[rows].shape)
         return *gradients, None, None
 
