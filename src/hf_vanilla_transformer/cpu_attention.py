@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-BLOCK_BYTES = 2**21  # of queries in float32 that are gone through at once, which a CPU's caches hold
+BLOCK_BYTES = 2**19  # of queries in float32 that are gone through at once, which a CPU's caches hold
 MOST_KEYS = 128  # above, the blocks of the fused kernel pay
 VECTOR = 16  # numbers that AVX-512 takes at once: PyTorch's softmax goes through shorter rows one by one
 HAS_AMX = getattr(torch.cpu, "get_capabilities", dict)().get("amx_bf16", False)  # older PyTorch does not say
