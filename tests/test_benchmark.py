@@ -251,6 +251,21 @@ def test_peak_memory_is_what_is_taken_at_once(script):
     assert taken == pytest.approx(size, rel=0.1)
 
 
+@pytest.mark.parametrize("engine", ["ours", "ours, gradient checkpointing", "marian"])
+def test_a_large_step_counts_target_tokens(script, engine, monkeypatch):
+    benchmark = script("benchmark")
+    monkeypatch.setattr(benchmark, "LARGE", (8, 4))
+    batches, step = [], benchmark.training_step
+    monkeypatch.setattr(
+        benchmark, "training_step", lambda *args: lambda batch, run=step(*args): (batches.append(batch), run(batch))
+    )
+    round = benchmark.step_speed(argparse.Namespace(), benchmark.TINY, engine, True)(1)
+    timed = batches[-3:]
+    assert round["work"] == sum(batch["labels"].numel() for batch in timed)
+    assert len(batches) == 5  # one makes the optimiser's state, one warms up
+    assert round["seconds"] > 0
+
+
 @pytest.mark.parametrize("beams", [1, 3])
 def test_models_with_random_weights_write_as_many_tokens_as_asked_for(script, beams, tmp_path):
     trainers, never_ending = script("trainers"), script("benchmark").never_ending
