@@ -255,10 +255,13 @@ def test_peak_memory_is_what_is_taken_at_once(script):
 def test_a_large_step_counts_target_tokens(script, engine, monkeypatch):
     benchmark = script("benchmark")
     monkeypatch.setattr(benchmark, "LARGE", (8, 4))
-    batches, step = [], benchmark.training_step
-    monkeypatch.setattr(
-        benchmark, "training_step", lambda *args: lambda batch, run=step(*args): (batches.append(batch), run(batch))
-    )
+    batches, original = [], benchmark.training_step
+
+    def training_step(*args):
+        step = original(*args)
+        return lambda batch: (batches.append(batch), step(batch))
+
+    monkeypatch.setattr(benchmark, "training_step", training_step)
     round = benchmark.step_speed(argparse.Namespace(), benchmark.TINY, engine, True)(1)
     timed = batches[-3:]
     assert round["work"] == sum(batch["labels"].numel() for batch in timed)
