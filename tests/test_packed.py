@@ -1,4 +1,4 @@
-"""Weights in the order of oneDNN's products, while text is translated in bfloat16 on a CPU: nothing else changes."""
+"""Weights in the order of oneDNN's products, while text is translated on a CPU: nothing else changes."""
 
 import pytest
 import torch
@@ -13,7 +13,10 @@ from tiny_models import random_model
 
 TEXT = ["the old man sleeps", "a dog sees the small cat", "the cat runs", "who sees a dog"]
 
-needs_products = pytest.mark.skipif(not packed._has_products(), reason="oneDNN has no bfloat16 for this CPU")
+needs_products = pytest.mark.skipif(
+    torch.bfloat16 not in packed._faster_types(), reason="oneDNN has no bfloat16 for this CPU"
+)
+needs_mkl = pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="this PyTorch has no MKL")
 
 
 def layer(bias=True, **options):
@@ -58,6 +61,27 @@ def test_the_product_is_that_of_the_layer(bias, shape, monkeypatch):
 
 
 @needs_products
+def test_what_is_for_many_rows_is_packed_at_once(products):
+    linear = layer()
+    expected = linear(states(packed.MANY))
+    with packed_linear_layers(linear):
+        torch.testing.assert_close(linear(states(packed.MANY)), expected)
+    assert len(products) == 1
+
+
+@needs_mkl
+def test_float32_too_on_cpus_of_amd(products, monkeypatch):
+    monkeypatch.setattr(packed, "IS_AMD", True)
+    linear, input = layer().float(), states(4).float()
+    with packed_linear_layers(linear):
+        for _ in range(2):
+            torch.testing.assert_close(linear(input), nn.Linear.forward(linear, input))
+        with torch.autocast("cpu", torch.bfloat16):
+            assert linear(input).dtype == torch.bfloat16
+    assert len(products) == 1
+
+
+@needs_products
 def test_afterwards_all_is_as_before():
     linear = layer()
     for _ in range(2):
@@ -94,7 +118,7 @@ def test_what_is_left_to_pytorch(products):
 
     own = layer()
     own.forward = lambda input: input
-    others = [layer().float(), layer(device="meta"), Other(33, 77).bfloat16()]
+    others = [layer().half(), layer(device="meta"), Other(33, 77).bfloat16()]
     with packed_linear_layers(nn.ModuleList([own, *others])):
         assert not any(is_packed(module) for module in others)
         for _ in range(2):
@@ -119,9 +143,10 @@ def test_conversions_and_graphs(monkeypatch):
 
 
 def test_where_it_is_no_faster_nothing_happens(monkeypatch):
+    monkeypatch.setattr(packed, "IS_AMD", False)
     with packed_linear_layers(model := random_model()):
         assert not any(map(is_packed, model.modules()))
-    monkeypatch.setattr(packed, "_has_products", lambda: False)
+    monkeypatch.setattr(packed, "_faster_types", set)
     with packed_linear_layers(model := random_model().bfloat16()):
         assert not any(map(is_packed, model.modules()))
 
@@ -146,5 +171,5 @@ def test_translating(beams, members, products, monkeypatch):
     linear = [module for module in model.modules() if type(module) is nn.Linear]
     assert len({id(weight) for weight in products}) == len(linear)
     assert not any(map(is_packed, model.modules()))
-    monkeypatch.setattr(packed, "_has_products", lambda: False)
+    monkeypatch.setattr(packed, "_faster_types", set)
     assert translate(model, tokenizer, TEXT, num_beams=beams, max_tokens_per_batch=10 * beams) == found
