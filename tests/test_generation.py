@@ -850,6 +850,31 @@ class Prepared(VanillaTransformerForConditionalGeneration):
         return super().prepare_inputs_for_generation(*args, **kwargs)
 
 
+def only_nine(output):
+    output.logits[..., :9] = output.logits[..., 10:] = -torch.inf
+    return output
+
+
+class OfNines(VanillaTransformerForConditionalGeneration):
+    """Somebody's model that says in `forward` what may be written."""
+
+    def forward(self, *args, **kwargs):
+        return only_nine(super().forward(*args, **kwargs))
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_logits_of_some_sentences_at_a_time(num_beams, monkeypatch):
+    options = {"num_beams": num_beams, "max_length": 12, "return_dict_in_generate": True}
+    model, rows = model_of(), []
+    expected = model.generate(SOURCE, **options)
+    model.lm_head.register_forward_pre_hook(lambda _, inputs: rows.append(len(inputs[0])))
+    monkeypatch.setattr(searches, "LOGITS_BYTES", 2 * 4 * V * num_beams)
+    found = model.generate(SOURCE, **options)
+    assert max(rows) == 2 * num_beams
+    assert found.sequences.tolist() == expected.sequences.tolist()
+    torch.testing.assert_close(found.sequences_scores, expected.sequences_scores)
+
+
 @pytest.mark.parametrize("num_beams", [1, 3])
 def test_activation_checkpointing_in_training_mode_caches_nothing(num_beams):
     """Layers that are computed twice leave the cache out, and one token at a time would know no history."""
@@ -901,6 +926,23 @@ class TestWhatCallersBringAlong:
         for name in ("beam_search", "greedy_search"):
             monkeypatch.setattr(modeling_vanilla_transformer, name, None)
         model_of().generate(SOURCE, num_beams=num_beams, max_length=6)
+
+    @pytest.mark.parametrize("way", ["subclass", "instance", "hook"])
+    def test_a_step_of_their_own(self, way, num_beams):
+        model = OfNines(model_of().config).eval() if way == "subclass" else model_of()
+        if way == "instance":
+            forward = model.forward
+            model.forward = lambda *args, **kwargs: only_nine(forward(*args, **kwargs))
+        elif way == "hook":
+            model.register_forward_hook(lambda _, __, output: only_nine(output))
+        found = model.generate(SOURCE, num_beams=num_beams, max_length=6)
+        assert found[:, 1:].eq(9).all()
+
+    def test_a_hook_before_each_step(self, num_beams):
+        model, steps = model_of(), []
+        model.register_forward_pre_hook(lambda *_: steps.append(1))
+        model.generate(SOURCE, num_beams=num_beams, max_length=6)
+        assert len(steps) > 1
 
     def test_inputs_of_their_own(self, num_beams):
         model = Prepared(model_of().config)

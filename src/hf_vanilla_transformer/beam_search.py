@@ -6,12 +6,13 @@ The results are those of `GenerationMixin` of transformers; what differs is the 
   history that the beams of a sentence share; transformers copies the histories of all surviving beams at every step.
 - A finished sentence leaves the batch; transformers goes on with all of them until the last one is finished.
 - The vocabulary is gone through for the largest logits and for their norm, in folds; no distribution is written down.
+- On a CPU, logits are made for some hundred beams at a time, whose memory stays with the process.
 
 Shapes: B sentences, A sentences that are still in the batch, K beams, C candidates of a sentence, V vocabulary,
-H heads, P places in the history, T target length.
+D d_model, H heads, P places in the history, T target length.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,7 @@ from .cpu_attention import widens
 
 NEVER = -1.0e9  # the score of what must not be chosen, as in transformers
 BLOCK = 128  # beams whose logits are gone through at once, which a CPU's caches hold
+LOGITS_BYTES = 2**24  # of logits in float32 that are made at once; glibc gives blocks of 32 MiB back to the system
 LEAVERS = 1 / 8  # the share of finished sentences at which making the batch smaller pays
 
 
@@ -167,13 +169,13 @@ def beam_search(
         this search is without the sentences that have left, and of no use to another.
     """
     search = _Search(model, prompt[:: generation_config.num_beams], generation_config, model_kwargs)
-    logits = search.first_logits()
+    states = search.first_states()
     for _ in range(generation_config.max_length - prompt.shape[1]):
-        search.advance(*best_continuations(logits, search.scores, search.kept))
+        search.advance(*search.candidates(states))
         if not search.is_live.any():
             break
         search.let_finished_sentences_go()
-        logits = search.next_logits()
+        states = search.next_states()
     sequences, scores, beam_indices = search.best(generation_config.num_return_sequences)
     if not generation_config.return_dict_in_generate:
         return sequences
@@ -207,10 +209,15 @@ def greedy_search(
             memory_mask = None if memory_mask is None else memory_mask[is_live]
             _select(cache, is_live.nonzero()[:, 0])
             is_live = is_live[is_live]
-        logits = _forward(model, tokens, None, memory, memory_mask, cache)
-        tokens = likeliest(logits)[:, None]
-        if generation_config.return_dict_in_generate:
-            scores[rows[is_live]] += log_probability_of_likeliest(logits)[is_live]
+        states = _decode(model, tokens, None, memory, memory_mask, cache)
+        tokens, gained = [], []
+        for logits in _logits(model, states):
+            tokens.append(likeliest(logits)[:, None])
+            if generation_config.return_dict_in_generate:
+                gained.append(log_probability_of_likeliest(logits))
+        tokens = torch.cat(tokens)
+        if gained:
+            scores[rows[is_live]] += torch.cat(gained)[is_live]
             lengths[rows[is_live]] += 1
         column = prompt.new_full((len(prompt),), padding)
         columns.append(column.index_copy_(0, rows, tokens[:, 0].to(prompt.dtype).where(is_live, padding))[:, None])
@@ -228,7 +235,7 @@ def _empty_cache(config: PreTrainedConfig, beams: int) -> EncoderDecoderCache:
     return EncoderDecoderCache(Cache(layers=history), Cache(layers=source))
 
 
-def _forward(
+def _decode(
     model: nn.Module,
     tokens: Tensor,
     mask: Tensor | None,
@@ -236,8 +243,8 @@ def _forward(
     memory_mask: Tensor | None,
     cache: EncoderDecoderCache,
 ) -> Tensor:
-    """The logits after the last of `tokens`, (rows of tokens, V)."""
-    output = model(
+    """The decoder's output at the last of `tokens`, (rows of tokens, D)."""
+    output = model.model(
         decoder_input_ids=tokens,
         decoder_attention_mask=mask,
         encoder_outputs=BaseModelOutput(last_hidden_state=memory),
@@ -245,7 +252,14 @@ def _forward(
         past_key_values=cache,
         use_cache=True,
     )
-    return output.logits[:, -1]
+    return output.last_hidden_state[:, -1]
+
+
+def _logits(model: nn.Module, states: Tensor, beams: int = 1) -> Iterator[Tensor]:
+    """Logits (R, V) after the rows of `states`, some at a time and all beams of a sentence together."""
+    rows = max(1, LOGITS_BYTES // (4 * model.config.vocab_size * beams)) * beams
+    blocks = states.split(rows if states.device.type == "cpu" else max(1, len(states)))
+    return (model.lm_head(block) for block in blocks)
 
 
 def _select(cache: EncoderDecoderCache, staying: Tensor) -> None:
@@ -340,19 +354,28 @@ class _Search:
         self.is_ended = torch.zeros(size, dtype=torch.bool, device=device)  # (B, K), or not filled yet
         self.ended = torch.full((3, *size), -1, device=device)  # (3, B, K): step, parent, last token
 
-    def first_logits(self) -> Tensor:
-        """(A, V): all beams begin with the same."""
-        return self._logits(self.prompt, None)
+    def first_states(self) -> Tensor:
+        """(A, D): all beams begin with the same."""
+        return self._decode(self.prompt, None)
 
-    def next_logits(self) -> Tensor:
-        """(A * K, V), of the tokens that were chosen last."""
+    def next_states(self) -> Tensor:
+        """(A * K, D), of the tokens that were chosen last."""
         ancestors = self.visible.gather(1, self.parents[:, :, None].expand_as(self.visible))
         itself = torch.eye(self.beams, dtype=torch.bool, device=ancestors.device)
         self.visible = torch.cat([ancestors, itself.expand(len(self.rows), -1, -1)], dim=2)
-        return self._logits(self.tokens.reshape(-1, 1), self.visible[:, None])
+        return self._decode(self.tokens.reshape(-1, 1), self.visible[:, None])
 
-    def _logits(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
-        return _forward(self.model, tokens, mask, self.memory, self.memory_mask, self.cache)
+    def _decode(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
+        return _decode(self.model, tokens, mask, self.memory, self.memory_mask, self.cache)
+
+    def candidates(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What `best_continuations` finds after `states`."""
+        beams, found, start = self.scores.shape[1], [], 0
+        for logits in _logits(self.model, states, beams):
+            end = start + len(logits) // beams
+            found.append(best_continuations(logits, self.scores[start:end], self.kept))
+            start = end
+        return tuple(torch.cat(parts) for parts in zip(*found, strict=True))
 
     def advance(self, scores: Tensor, tokens: Tensor, parents: Tensor) -> None:
         """Go on with the K best candidates that have not ended; keep the best of those that have."""

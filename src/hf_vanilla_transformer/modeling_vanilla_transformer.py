@@ -629,10 +629,15 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         return super()._sample(input_ids, *asked, *args, **model_kwargs)
 
     def _own_search_applies(self, processors, criteria, generation_config, model_kwargs, rows) -> bool:
-        prepare = getattr(self.prepare_inputs_for_generation, "__func__", None)
+        """Not where adapters, subclasses or hooks change what a step is: the searches call decoder and `lm_head`."""
+        forward, prepare = (
+            getattr(method, "__func__", None) for method in (self.forward, self.prepare_inputs_for_generation)
+        )
         return (
             self.config._attn_implementation in ("eager", "sdpa")
-            and prepare is GenerationMixin.prepare_inputs_for_generation  # adapters and subclasses may bring their own
+            and forward is VanillaTransformerForConditionalGeneration.forward
+            and prepare is GenerationMixin.prepare_inputs_for_generation
+            and not (self._forward_hooks or self._forward_pre_hooks)
             and not model_kwargs.get("synced_gpus", False)
             and beam_search_applies(self.config, generation_config, processors, criteria, model_kwargs, rows)
         )
