@@ -13,6 +13,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from hf_vanilla_transformer import packed
+
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 
 
@@ -279,6 +281,17 @@ def test_models_with_random_weights_write_as_many_tokens_as_asked_for(script, be
         model.generation_config.save_pretrained(tmp_path)  # as an export does
         assert written.shape == (5, 10)
         assert not (written == config.eos_token_id).any()
+
+
+def test_weights_of_marian_are_left_as_they_are(script, monkeypatch):
+    monkeypatch.setattr(packed, "_faster_types", lambda: {torch.float32})
+    trainers = script("trainers")
+    model = trainers.marian_like(trainers.VanillaTransformerConfig.preset("test", vocab_size=50))
+    layer = model.model.decoder.layers[0].fc1
+    with packed.packed_linear_layers(model):
+        assert isinstance(layer.forward, packed._Product)
+    with packed.packed_linear_layers(script("benchmark").unpacked(model)):
+        assert not isinstance(layer.forward, packed._Product)
 
 
 def test_the_transformer_of_torch_sees_no_padding_and_no_later_words(script):
