@@ -6,7 +6,8 @@ Every engine lives in a process of its own, so that nobody's threads disturb ano
 round, after one round of warm-up (scripts/taking_turns.py). What each round found is merged into
 scripts/results/benchmark.json, section by section (`--only`); scripts/results_table.py makes tables of ratios of it.
 
-- **machine**: operations a second of products of 1024 x 1024 matrices; bytes read and written a second by a copy.
+- **machine**: operations a second of products of 1024 x 1024 matrices, in float32 by the faster of two libraries (see
+  packed.py); bytes read and written a second by a copy.
 - **training**: some batches of an epoch of Multi30k inside each trainer, evenly spread over short and long ones, from
   the end of the first step to the end of the last; target tokens a second, padding not counted. Same sizes, dropout
   (JoeyNMT has it inside of attention and feed-forward networks as well), label smoothing, learning rate and clipping,
@@ -51,12 +52,13 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, set_seed
 
-from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.arguments import parse_arguments
 from hf_vanilla_transformer.batching import PairCollator, TokenBatchSampler, TrainingPairs
 from hf_vanilla_transformer.corpus import read_pairs
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.int8 import quantize_linear_layers
+from hf_vanilla_transformer.packed import packed_linear_layers
 from hf_vanilla_transformer.preparation import prepare_corpus, token_lengths
 from hf_vanilla_transformer.translation import load_model, translate
 from hf_vanilla_transformer.workers import Workers
@@ -99,12 +101,15 @@ SHALLOW = {TINY.preset: "multi30k-deep-shallow", BASE.preset: "deep-shallow"}
 
 def matrix_products(options: argparse.Namespace, dtype: str) -> Measure:
     """Work: floating-point operations."""
-    a, b = (torch.randn(1024, 1024).to(getattr(torch, dtype)) for _ in range(2))
+    matrix = torch.randn(1024, 1024).to(getattr(torch, dtype))
+    layer = torch.nn.Linear(1024, 1024, bias=False, dtype=matrix.dtype)
 
+    @torch.inference_mode()
     def measure(number: int) -> Round:
         started = time.perf_counter()
-        for _ in range(20):
-            a @ b
+        with packed_linear_layers(layer):
+            for _ in range(20):
+                layer(matrix)
         return {"work": 20 * 2 * 1024**3, "seconds": time.perf_counter() - started}
 
     return measure
@@ -223,16 +228,43 @@ def translation(options: argparse.Namespace, engine: str, dtype: str, beams: int
 def forced_translation(
     options: argparse.Namespace, engine: str, dtype: str, beams: int, shape: Shape = BASE
 ) -> Measure:
-    """Work: sentences, by models with random weights that never end a sentence by themselves."""
+    """Work: sentences, by models with random weights that never end a sentence by themselves.
+
+    Each round says how many floating-point operations its matrix products had to have at least.
+    """
     corpus, config = prepared(options.folder, shape)
     config.lm_head_bias = True
     model = marian_like(config) if engine == "marian" else VanillaTransformerForConditionalGeneration(config)
     never_ending(model, LENGTH, beams)
     sentences = test_set(options)[:200]
+    lengths = [len(ids) for ids in corpus.tokenizer(sentences)["input_ids"]]
+    operations = search_operations(config, lengths, LENGTH, beams)
     if engine != "ctranslate2":
         model = quantize_linear_layers(model.eval()) if dtype == "int8" else model.to(getattr(torch, dtype)).eval()
-        return searching(options, engine, model, corpus.tokenizer, sentences, beams)
-    return searching_with_ctranslate2(options, model, corpus.tokenizer, sentences, beams, dtype)
+        measure = searching(options, engine, model, corpus.tokenizer, sentences, beams)
+    else:
+        measure = searching_with_ctranslate2(options, model, corpus.tokenizer, sentences, beams, dtype)
+    return lambda number: {**measure(number), "operations": operations}
+
+
+def search_operations(config: VanillaTransformerConfig, lengths: Sequence[int], written: int, beams: int) -> int:
+    """Floating-point operations of the matrix products of a search, without padding.
+
+    Args:
+        lengths: tokens of each source.
+        written: tokens of each translation. At the first one all beams are one.
+    """
+    d, (encoder_ff, decoder_ff) = config.d_model, (config.encoder_ffn_dim, config.decoder_ffn_dim)
+    total = 0
+    for source in lengths:
+        encoder = source * (4 * d * d + 2 * d * encoder_ff) + 2 * source * source * d
+        of_memory = source * 2 * d * d  # keys and values of the cross-attention
+        for step in range(written):
+            rows = beams if step else 1
+            layer = 6 * d * d + 2 * d * decoder_ff + 2 * (step + 1 + source) * d
+            total += rows * (config.decoder_layers * layer + d * config.vocab_size)
+        total += config.encoder_layers * encoder + config.decoder_layers * of_memory
+    return 2 * total
 
 
 def never_ending(model: PreTrainedModel, length: int, beams: int) -> PreTrainedModel:

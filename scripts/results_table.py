@@ -245,6 +245,22 @@ def lower_bound(sections: dict[str, dict]) -> str:
     return "\n\n".join([markdown_table(head, rows), circumstances(sections, "one step")])
 
 
+def search_bound(sections: dict[str, dict]) -> str:
+    """How many times as long as the machine needs for the matrix products of a search it takes."""
+    rows, found = [], {}
+    for section, measured in sections.items():
+        for name, rounds in measured["engines"].items():
+            products = f"matrix products {name.split()[-1]}"
+            if "operations" not in rounds[0] or products not in sections["machine"]["engines"]:
+                continue
+            rate = median(rates(sections["machine"]["engines"], products))
+            multiples = [round["seconds"] * rate / round["operations"] for round in rounds]
+            rows.append([section.removeprefix("translation, "), name, *spread(multiples)])
+            found[section] = measured
+    head = ["search", "engine", "× its matrix products, median", "least to greatest"]
+    return "\n\n".join([markdown_table(head, rows), circumstances({"machine": sections["machine"], **found}, "")])
+
+
 def memory(sections: dict[str, dict]) -> str:
     """What a training step takes, as a share of what the better of the two MarianMT takes; and how fast the step is."""
     speeds, rows = times_marian(sections, "large step"), []
@@ -375,6 +391,7 @@ DOCUMENTS = {
         "speed with AMX": lambda: speed(result("benchmark_amx")["sections"]),
         "lower bound": lambda: lower_bound(result("benchmark")["sections"]),
         "lower bound with AMX": lambda: lower_bound(result("benchmark_amx")["sections"]),
+        "lower bound of a search": lambda: search_bound(result("benchmark")["sections"]),
         "depth": lambda: depth(result("benchmark")["sections"]),
         "memory": lambda: memory(result("benchmark")["sections"]),
         "loss curves": lambda: loss_curves(result("loss_curves")["sections"]),

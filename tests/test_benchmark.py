@@ -13,7 +13,11 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from hf_vanilla_transformer import packed
+from hf_vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+    packed,
+)
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 
@@ -120,6 +124,14 @@ def test_the_lower_bound_is_that_of_the_machine(script):
     lines = script("results_table").lower_bound({"one step, x": step}).splitlines()
     assert lines[2:4] == ["| `x` | float32 | 2.0 | 4.0 |", "| `x` | bfloat16 | 2.5 | 2.5 |"]
     assert lines[4:] == ["", f"- 3 {MEASURED} one step, x"]
+
+
+def test_the_lower_bound_of_a_search_is_that_of_the_machine(script):
+    machine = section(matrix_products_float32=rounds(100), matrix_products_bfloat16=rounds(220))
+    search = section(ours_float32=rounds(1, operations=80), ours_int8=rounds(3, operations=80))
+    tables = {"translation, 5 beams": section(ours_float32=rounds(1)), "translation, x": search, "machine": machine}
+    lines = script("results_table").search_bound(tables).splitlines()
+    assert lines[2:] == ["| x | ours float32 | 2.50 | 2.50 to 2.50 |", "", f"- 1 {MEASURED} machine; translation, x"]
 
 
 def test_memory_is_a_share_of_the_better_marian(script):
@@ -240,6 +252,22 @@ def test_operations_of_a_step_are_those_that_pytorch_counts(script):
     with FlopCounterMode(display=False) as counter:
         trainers.training_step(model, bf16=False)(batch)
     assert trainers.step_operations(config, batch) == counter.get_total_flops()
+
+
+@torch.inference_mode()
+def test_operations_of_a_search_are_those_that_pytorch_counts(script):
+    """With one beam, and without padding."""
+    benchmark = script("benchmark")
+    config = VanillaTransformerConfig.preset("test", vocab_size=70, lm_head_bias=True)
+    config._attn_implementation = "eager"
+    model = benchmark.never_ending(VanillaTransformerForConditionalGeneration(config), 9, 1).eval()
+    with FlopCounterMode(display=False) as counter:
+        model.generate(torch.randint(4, 70, (3, 7)))
+    assert benchmark.search_operations(config, [7] * 3, 9, 1) == counter.get_total_flops()
+    with_beams, at_first = (benchmark.search_operations(config, [7], written, 3) for written in (9, 1))
+    assert with_beams - at_first == 3 * (
+        benchmark.search_operations(config, [7], 9, 1) - benchmark.search_operations(config, [7], 1, 1)
+    )
 
 
 def test_peak_memory_is_what_is_taken_at_once(script):
