@@ -868,7 +868,8 @@ def test_logits_of_some_sentences_at_a_time(num_beams, monkeypatch):
     model, rows = model_of(), []
     expected = model.generate(SOURCE, **options)
     model.lm_head.register_forward_pre_hook(lambda _, inputs: rows.append(len(inputs[0])))
-    monkeypatch.setattr(searches, "LOGITS_BYTES", 2 * 4 * V * num_beams)
+    monkeypatch.setattr(searches, "LOGITS_BYTES", 1)
+    monkeypatch.setattr(searches, "BLOCK", 2 * num_beams)
     found = model.generate(SOURCE, **options)
     assert max(rows) == 2 * num_beams
     assert found.sequences.tolist() == expected.sequences.tolist()
@@ -927,16 +928,19 @@ class TestWhatCallersBringAlong:
             monkeypatch.setattr(modeling_vanilla_transformer, name, None)
         model_of().generate(SOURCE, num_beams=num_beams, max_length=6)
 
-    @pytest.mark.parametrize("way", ["subclass", "instance", "hook"])
+    @pytest.mark.parametrize("way", ["subclass", "wrapper", "hook", "compiler"])
     def test_a_step_of_their_own(self, way, num_beams):
         model = OfNines(model_of().config).eval() if way == "subclass" else model_of()
-        if way == "instance":
+        if way == "wrapper":  # as accelerate does in mixed precision
             forward = model.forward
             model.forward = lambda *args, **kwargs: only_nine(forward(*args, **kwargs))
         elif way == "hook":
             model.register_forward_hook(lambda _, __, output: only_nine(output))
-        found = model.generate(SOURCE, num_beams=num_beams, max_length=6)
-        assert found[:, 1:].eq(9).all()
+        elif way == "compiler":  # as `model.compile()` does
+            model._compiled_call_impl = lambda *args, **kwargs: only_nine(model._call_impl(*args, **kwargs))
+        found = model.generate(SOURCE, num_beams=num_beams, max_length=6, return_dict_in_generate=True)
+        assert found.sequences[:, 1:].eq(9).all()
+        assert found.past_key_values is None, "not our search"
 
     def test_a_hook_before_each_step(self, num_beams):
         model, steps = model_of(), []

@@ -1,5 +1,7 @@
 """Weights in the order of oneDNN's products, while text is translated on a CPU: nothing else changes."""
 
+import platform
+
 import pytest
 import torch
 from torch import nn
@@ -67,6 +69,11 @@ def test_what_is_for_many_rows_is_packed_at_once(products):
     with packed_linear_layers(linear):
         torch.testing.assert_close(linear(states(packed.MANY)), expected)
     assert len(products) == 1
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or not hasattr(torch.cpu, "get_capabilities"), reason="does not say")
+def test_pytorch_says_whose_cpu_this_is():
+    assert torch.cpu.get_capabilities()["cpu_name"]
 
 
 @needs_mkl

@@ -9,7 +9,7 @@ The results are those of `GenerationMixin` of transformers; what differs is the 
 - On a CPU, logits are made for some hundred beams at a time, whose memory stays with the process.
 
 Shapes: B sentences, A sentences that are still in the batch, K beams, C candidates of a sentence, V vocabulary,
-D d_model, H heads, P places in the history, T target length.
+H heads, P places in the history, T target length.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,7 +32,7 @@ from .cpu_attention import widens
 
 NEVER = -1.0e9  # the score of what must not be chosen, as in transformers
 BLOCK = 128  # beams whose logits are gone through at once, which a CPU's caches hold
-LOGITS_BYTES = 2**24  # of logits in float32 that are made at once; glibc gives blocks of 32 MiB back to the system
+LOGITS_BYTES = 2**24  # of logits that are made at once; glibc gives blocks of 32 MiB back to the system
 LEAVERS = 1 / 8  # the share of finished sentences at which making the batch smaller pays
 
 
@@ -169,13 +169,13 @@ def beam_search(
         this search is without the sentences that have left, and of no use to another.
     """
     search = _Search(model, prompt[:: generation_config.num_beams], generation_config, model_kwargs)
-    states = search.first_states()
+    logits = search.first_logits()
     for _ in range(generation_config.max_length - prompt.shape[1]):
-        search.advance(*search.candidates(states))
+        search.advance(*search.candidates(logits))
         if not search.is_live.any():
             break
         search.let_finished_sentences_go()
-        states = search.next_states()
+        logits = search.next_logits()
     sequences, scores, beam_indices = search.best(generation_config.num_return_sequences)
     if not generation_config.return_dict_in_generate:
         return sequences
@@ -209,9 +209,9 @@ def greedy_search(
             memory_mask = None if memory_mask is None else memory_mask[is_live]
             _select(cache, is_live.nonzero()[:, 0])
             is_live = is_live[is_live]
-        states = _decode(model, tokens, None, memory, memory_mask, cache)
+        step = _logits(model, tokens, None, memory, memory_mask, cache)
         tokens, gained = [], []
-        for logits in _logits(model, states):
+        for logits in step:
             tokens.append(likeliest(logits)[:, None])
             if generation_config.return_dict_in_generate:
                 gained.append(log_probability_of_likeliest(logits))
@@ -235,16 +235,19 @@ def _empty_cache(config: PreTrainedConfig, beams: int) -> EncoderDecoderCache:
     return EncoderDecoderCache(Cache(layers=history), Cache(layers=source))
 
 
-def _decode(
+def _logits(
     model: nn.Module,
     tokens: Tensor,
     mask: Tensor | None,
     memory: Tensor,
     memory_mask: Tensor | None,
     cache: EncoderDecoderCache,
-) -> Tensor:
-    """The decoder's output at the last of `tokens`, (rows of tokens, D)."""
-    output = model.model(
+    beams: int = 1,
+) -> Iterator[Tensor]:
+    """The logits after the last of `tokens`, (rows of tokens, V): on a CPU some rows at a time, all beams of a sentence
+    together."""
+    in_blocks = tokens.device.type == "cpu" and model._is_called_plainly()
+    output = (model.model if in_blocks else model)(
         decoder_input_ids=tokens,
         decoder_attention_mask=mask,
         encoder_outputs=BaseModelOutput(last_hidden_state=memory),
@@ -252,14 +255,12 @@ def _decode(
         past_key_values=cache,
         use_cache=True,
     )
-    return output.last_hidden_state[:, -1]
-
-
-def _logits(model: nn.Module, states: Tensor, beams: int = 1) -> Iterator[Tensor]:
-    """Logits (R, V) after the rows of `states`, some at a time and all beams of a sentence together."""
-    rows = max(1, LOGITS_BYTES // (4 * model.config.vocab_size * beams)) * beams
-    blocks = states.split(rows if states.device.type == "cpu" else max(1, len(states)))
-    return (model.lm_head(block) for block in blocks)
+    if not in_blocks:
+        return iter([output.logits[:, -1]])
+    states = output.last_hidden_state[:, -1]
+    whole = max(1, BLOCK // beams) * beams  # what `best_continuations` goes through at once
+    rows = max(1, LOGITS_BYTES // (states.element_size() * model.config.vocab_size * whole)) * whole
+    return map(model.lm_head, states.split(rows))
 
 
 def _select(cache: EncoderDecoderCache, staying: Tensor) -> None:
@@ -354,26 +355,27 @@ class _Search:
         self.is_ended = torch.zeros(size, dtype=torch.bool, device=device)  # (B, K), or not filled yet
         self.ended = torch.full((3, *size), -1, device=device)  # (3, B, K): step, parent, last token
 
-    def first_states(self) -> Tensor:
-        """(A, D): all beams begin with the same."""
-        return self._decode(self.prompt, None)
+    def first_logits(self) -> Iterator[Tensor]:
+        """(A, V), some at a time: all beams begin with the same."""
+        return self._logits(self.prompt, None)
 
-    def next_states(self) -> Tensor:
-        """(A * K, D), of the tokens that were chosen last."""
+    def next_logits(self) -> Iterator[Tensor]:
+        """(A * K, V), some at a time, of the tokens that were chosen last."""
         ancestors = self.visible.gather(1, self.parents[:, :, None].expand_as(self.visible))
         itself = torch.eye(self.beams, dtype=torch.bool, device=ancestors.device)
         self.visible = torch.cat([ancestors, itself.expand(len(self.rows), -1, -1)], dim=2)
-        return self._decode(self.tokens.reshape(-1, 1), self.visible[:, None])
+        return self._logits(self.tokens.reshape(-1, 1), self.visible[:, None])
 
-    def _decode(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
-        return _decode(self.model, tokens, mask, self.memory, self.memory_mask, self.cache)
+    def _logits(self, tokens: Tensor, mask: Tensor | None) -> Iterator[Tensor]:
+        beams = self.scores.shape[1]
+        return _logits(self.model, tokens, mask, self.memory, self.memory_mask, self.cache, beams)
 
-    def candidates(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What `best_continuations` finds after `states`."""
-        beams, found, start = self.scores.shape[1], [], 0
-        for logits in _logits(self.model, states, beams):
-            end = start + len(logits) // beams
-            found.append(best_continuations(logits, self.scores[start:end], self.kept))
+    def candidates(self, logits: Iterator[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """What `best_continuations` finds in all of them."""
+        found, start = [], 0
+        for block in logits:
+            end = start + len(block) // self.scores.shape[1]
+            found.append(best_continuations(block, self.scores[start:end], self.kept))
             start = end
         return tuple(torch.cat(parts) for parts in zip(*found, strict=True))
 

@@ -1,18 +1,17 @@
 """Several models that search together: at each step the next word's probability is the mean of theirs.
 
-Shapes: B sentences, S source length, T target length, V vocabulary; widths are the members' d_model.
+Shapes: B sentences, S source length, T target length, V vocabulary.
 """
 
 from collections.abc import Sequence
 from copy import deepcopy
-from functools import reduce
 from math import log
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, EncoderDecoderCache
-from transformers.modeling_outputs import BaseModelOutput, Seq2SeqModelOutput
+from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from .errors import UserError
 from .modeling_vanilla_transformer import (
@@ -31,7 +30,6 @@ class Ensemble(VanillaTransformerForConditionalGeneration):
 
     Raises:
         UserError: members that differ in vocabulary, special tokens, type or attention backend; an attempt to save it.
-        ValueError: labels, of which it has no loss.
     """
 
     def __init__(self, members: Sequence[VanillaTransformerForConditionalGeneration]):
@@ -44,18 +42,64 @@ class Ensemble(VanillaTransformerForConditionalGeneration):
         config.max_position_embeddings = min(member.config.max_position_embeddings for member in members)
         VanillaTransformerPreTrainedModel.__init__(self, config)  # without weights of its own
         self.members = nn.ModuleList(members)
-        self.model = _Models(members)
-        self.lm_head = _Heads(members)
         self.generation_config = members[0].generation_config
 
     def save_pretrained(self, *args: Any, **kwargs: Any):
         raise UserError("an ensemble cannot be saved: save its members")
 
     def get_encoder(self, *args: Any, **kwargs: Any) -> nn.Module:
-        return self.model.encoder
+        return _Encoders(member.get_encoder() for member in self.members)
 
-    def _summed_loss(self, *args: Any) -> Tensor:
-        raise ValueError("an ensemble is not trained: it has no loss of labels")
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        encoder_outputs: BaseModelOutput | None = None,
+        past_key_values: EncoderDecoderCache | None = None,
+        labels: None = None,
+        **kwargs: Any,
+    ) -> Seq2SeqLMOutput:
+        """As the members do.
+
+        Returns:
+            logits: (B, T, V), logarithms of the mean probabilities, in float32.
+
+        Raises:
+            ValueError: `labels`, which have no loss here.
+        """
+        if labels is not None:
+            raise ValueError("an ensemble is not trained: it has no loss of labels")
+        if attention_mask is None and input_ids is not None:
+            attention_mask = input_ids.ne(self.config.pad_token_id)
+        if encoder_outputs is None:
+            encoder_outputs = self.get_encoder()(input_ids, attention_mask=attention_mask)
+        widths = [member.config.d_model for member in self.members]
+        memories = encoder_outputs[0].split(widths, dim=-1)
+        total = None
+        for member, memory, cache in zip(self.members, memories, self._caches(past_key_values), strict=True):
+            output = member(
+                attention_mask=attention_mask,
+                decoder_input_ids=decoder_input_ids,
+                encoder_outputs=BaseModelOutput(last_hidden_state=memory),
+                past_key_values=cache,
+                **kwargs,
+            )
+            log_probabilities = output.logits.float().log_softmax(dim=-1)
+            total = log_probabilities if total is None else torch.logaddexp(total, log_probabilities)
+        return Seq2SeqLMOutput(logits=total - log(len(self.members)), past_key_values=past_key_values)
+
+    def _caches(self, cache: EncoderDecoderCache | None) -> list[EncoderDecoderCache | None]:
+        """Each member's layers of `cache`."""
+        if cache is None:
+            return [None] * len(self.members)
+        halves = cache.self_attention_cache.layers, cache.cross_attention_cache.layers
+        shares, start = [], 0
+        for member in self.members:
+            end = start + member.config.decoder_layers
+            shares.append(EncoderDecoderCache(*(Cache(layers=layers[start:end]) for layers in halves)))
+            start = end
+        return shares
 
 
 def _shared(member: VanillaTransformerForConditionalGeneration) -> dict[str, Any]:
@@ -76,73 +120,6 @@ class _Encoders(nn.Module):
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> BaseModelOutput:
         outputs = [encoder(input_ids, attention_mask=attention_mask).last_hidden_state for encoder in self.encoders]
         return BaseModelOutput(last_hidden_state=torch.cat(outputs, dim=-1))
-
-
-class _Models(nn.Module):
-    """The members without their output projections; what their decoders put out lies side by side, too."""
-
-    def __init__(self, members: Sequence[VanillaTransformerForConditionalGeneration]):
-        super().__init__()
-        self.models = nn.ModuleList(member.model for member in members)
-        self.encoder = _Encoders(model.encoder for model in self.models)
-        self.pad_token_id = members[0].config.pad_token_id
-        self.widths = _widths(members)
-
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        encoder_outputs: BaseModelOutput | None = None,
-        past_key_values: EncoderDecoderCache | None = None,
-        **kwargs: Any,
-    ) -> Seq2SeqModelOutput:
-        """The arguments of `VanillaTransformerModel.forward`; (B, T, sum of widths)."""
-        if attention_mask is None and input_ids is not None:
-            attention_mask = input_ids.ne(self.pad_token_id)
-        if encoder_outputs is None:
-            encoder_outputs = self.encoder(input_ids, attention_mask=attention_mask)
-        memories = encoder_outputs[0].split(self.widths, dim=-1)
-        outputs = [
-            model(
-                attention_mask=attention_mask,
-                encoder_outputs=BaseModelOutput(last_hidden_state=memory),
-                past_key_values=cache,
-                **kwargs,
-            ).last_hidden_state
-            for model, memory, cache in zip(self.models, memories, self._caches(past_key_values), strict=True)
-        ]
-        return Seq2SeqModelOutput(last_hidden_state=torch.cat(outputs, dim=-1), past_key_values=past_key_values)
-
-    def _caches(self, cache: EncoderDecoderCache | None) -> list[EncoderDecoderCache | None]:
-        """Each member's layers of `cache`."""
-        if cache is None:
-            return [None] * len(self.models)
-        halves = cache.self_attention_cache.layers, cache.cross_attention_cache.layers
-        shares, start = [], 0
-        for model in self.models:
-            end = start + model.config.decoder_layers
-            shares.append(EncoderDecoderCache(*(Cache(layers=layers[start:end]) for layers in halves)))
-            start = end
-        return shares
-
-
-class _Heads(nn.Module):
-    """The members' output projections."""
-
-    def __init__(self, members: Sequence[VanillaTransformerForConditionalGeneration]):
-        super().__init__()
-        self.heads = nn.ModuleList(member.lm_head for member in members)
-        self.widths = _widths(members)
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        """(..., sum of widths) -> (..., V): the logarithms of the mean probabilities, in float32."""
-        states = hidden_states.split(self.widths, dim=-1)
-        each = [head(own).float().log_softmax(dim=-1) for head, own in zip(self.heads, states, strict=True)]
-        return reduce(torch.logaddexp, each) - log(len(each))
-
-
-def _widths(members: Sequence[VanillaTransformerForConditionalGeneration]) -> list[int]:
-    return [member.config.d_model for member in members]
 
 
 __all__ = ["Ensemble"]

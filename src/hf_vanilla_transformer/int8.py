@@ -1,8 +1,8 @@
 """Translating with 8-bit weights on a CPU, by PyTorch's own dynamic quantisation.
 
 The weights of every linear layer become 8-bit integers with a scale for each output; what goes into the layer is
-rounded to 8 bits (7 on some processors) on the fly, with one scale for all of it; everything else stays in float32.
-That is faster than bfloat16 for large models. PyTorch has announced that it will remove these layers.
+rounded to 8 bits (7 on some processors) on the fly, with one scale for all that goes in at once; everything else stays
+in float32. That is faster than bfloat16 for large models. PyTorch has announced that it will remove these layers.
 """
 
 import warnings

@@ -547,6 +547,14 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             return False
         return head.weight.device == hidden_states.device
 
+    def _is_called_plainly(self) -> bool:
+        """Whether a call is `forward` and no more: no subclass, hook, wrapper of a library or compiler in between."""
+        return (
+            getattr(self.forward, "__func__", None) is VanillaTransformerForConditionalGeneration.forward
+            and not (self._forward_hooks or self._forward_pre_hooks)
+            and self._compiled_call_impl is None
+        )
+
     def _loss(
         self, hidden_states: Tensor, logits: Tensor | None, labels: Tensor, num_items_in_batch: Tensor | int | None
     ) -> Tensor:
@@ -629,15 +637,10 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         return super()._sample(input_ids, *asked, *args, **model_kwargs)
 
     def _own_search_applies(self, processors, criteria, generation_config, model_kwargs, rows) -> bool:
-        """Not where adapters, subclasses or hooks change what a step is: the searches call decoder and `lm_head`."""
-        forward, prepare = (
-            getattr(method, "__func__", None) for method in (self.forward, self.prepare_inputs_for_generation)
-        )
+        prepare = getattr(self.prepare_inputs_for_generation, "__func__", None)
         return (
             self.config._attn_implementation in ("eager", "sdpa")
-            and forward is VanillaTransformerForConditionalGeneration.forward
-            and prepare is GenerationMixin.prepare_inputs_for_generation
-            and not (self._forward_hooks or self._forward_pre_hooks)
+            and prepare is GenerationMixin.prepare_inputs_for_generation  # adapters and subclasses may bring their own
             and not model_kwargs.get("synced_gpus", False)
             and beam_search_applies(self.config, generation_config, processors, criteria, model_kwargs, rows)
         )
