@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from pathlib import Path
 from statistics import mean, median, stdev
 
@@ -246,9 +247,12 @@ def lower_bound(sections: dict[str, dict]) -> str:
 
 
 def search_bound(sections: dict[str, dict]) -> str:
-    """How many times as long as the machine needs for the matrix products of a search it takes."""
+    """How many times as long as the machine needs for the matrix products of a search it takes, in the same run."""
     rows, found = [], {}
+    place = itemgetter("hardware", "threads", "commit")
     for section, measured in sections.items():
+        if place(measured) != place(sections["machine"]):
+            continue
         for name, rounds in measured["engines"].items():
             products = f"matrix products {name.split()[-1]}"
             if "operations" not in rounds[0] or products not in sections["machine"]["engines"]:
