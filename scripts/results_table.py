@@ -247,9 +247,9 @@ def lower_bound(sections: dict[str, dict]) -> str:
 
 
 def search_bound(sections: dict[str, dict]) -> str:
-    """How many times as long as the machine needs for the matrix products of a search it takes, in the same run."""
+    """How many times as long as the machine needs for the matrix products of a search it takes."""
     rows, found = [], {}
-    place = itemgetter("hardware", "threads", "commit")
+    place = itemgetter("hardware", "threads")
     for section, measured in sections.items():
         if place(measured) != place(sections["machine"]):
             continue
