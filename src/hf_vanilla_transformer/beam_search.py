@@ -209,13 +209,12 @@ def greedy_search(
             memory_mask = None if memory_mask is None else memory_mask[is_live]
             _select(cache, is_live.nonzero()[:, 0])
             is_live = is_live[is_live]
-        step = _logits(model, tokens, None, memory, memory_mask, cache)
-        tokens, gained = [], []
-        for logits in step:
-            tokens.append(likeliest(logits)[:, None])
+        written, gained = [], []
+        for logits in _logits(model, tokens, None, memory, memory_mask, cache):
+            written.append(likeliest(logits)[:, None])
             if generation_config.return_dict_in_generate:
                 gained.append(log_probability_of_likeliest(logits))
-        tokens = torch.cat(tokens)
+        tokens = torch.cat(written)
         if gained:
             scores[rows[is_live]] += torch.cat(gained)[is_live]
             lengths[rows[is_live]] += 1
@@ -244,8 +243,11 @@ def _logits(
     cache: EncoderDecoderCache,
     beams: int = 1,
 ) -> Iterator[Tensor]:
-    """The logits after the last of `tokens`, (rows of tokens, V): on a CPU some rows at a time, all beams of a sentence
-    together."""
+    """The logits after the last of `tokens`, (rows of tokens, V).
+
+    On a CPU they come some rows at a time, all beams of a sentence together; but not where a call of the model is more
+    than its parts one after the other.
+    """
     in_blocks = tokens.device.type == "cpu" and model._is_called_plainly()
     output = (model.model if in_blocks else model)(
         decoder_input_ids=tokens,
