@@ -24,9 +24,8 @@ from hf_vanilla_transformer import beam_search as searches
 from hf_vanilla_transformer.beam_search import SharedHistory, best_continuations, likeliest
 from hf_vanilla_transformer.length_penalty import LENGTH_PENALTY_TYPES, WuLengthPenalty, length_penalty_of_type
 from hf_vanilla_transformer.publishing import _code_travels
+from tiny_models import BOS, EOS, PAD, SOURCE, V
 
-V, PAD, BOS, EOS = 20, 1, 2, 3
-SOURCE = torch.tensor([[5, 6, 7, 8, 9, EOS], [10, 11, EOS, PAD, PAD, PAD], [12, 13, 14, 15, EOS, PAD]])
 MASK = SOURCE.ne(PAD).long()
 ROWS = [row[row != PAD][None] for row in SOURCE]
 # With two vocabularies the source's words have ids that the target does not have.
@@ -770,7 +769,7 @@ class TestOwnBeamSearch:
 
 
 class TestOwnGreedySearch:
-    """`greedy_search`, which stands in wherever somebody wants no more than token ids."""
+    """`greedy_search`, which stands in wherever nobody asks for what happens at each step."""
 
     @BACKENDS
     @pytest.mark.parametrize(

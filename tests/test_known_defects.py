@@ -16,20 +16,17 @@ import pytest
 import torch
 from datasets import Dataset
 from torch import nn
-from transformers import TrainerCallback
 
+from bare_trainer import FirstStep, bare_trainer, loss_by_hand
 from hf_vanilla_transformer import (
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
     modeling_vanilla_transformer,
 )
-from hf_vanilla_transformer.arguments import parse_arguments
-from hf_vanilla_transformer.batching import PairCollator, TrainingPairs
+from hf_vanilla_transformer.batching import PairCollator
 from hf_vanilla_transformer.tokenization_vanilla_transformer import SubwordDropout, joint_tokenizer, learn_backend
-from hf_vanilla_transformer.training import VanillaTransformerTrainer
 from hf_vanilla_transformer.translation import load_model
 from known_defects import DEFECTS, HIDDEN_WORD, PAD, attention_with_a_weak_mask
-from word_reversal import flags
 
 TESTS = Path(__file__).parent
 EOS = 3
@@ -53,32 +50,6 @@ def a_model(**overrides):
 
 def rows():
     return Dataset.from_dict({"input_ids": [s for s, _ in PAIRS], "labels": [t for _, t in PAIRS]})
-
-
-def a_trainer(folder, model, callbacks=(), **options):
-    args = parse_arguments(flags(folder / "out", train_file="unused", label_smoothing_factor=0, **options))[3]
-    return VanillaTransformerTrainer(
-        model=model,
-        args=args,
-        data_collator=PairCollator(PAD),
-        train_dataset=TrainingPairs(rows()),
-        eval_dataset=rows(),
-        callbacks=list(callbacks),
-        train_lengths=[max(len(source), len(target)) for source, target in PAIRS],
-        eval_max_length=12,
-    )
-
-
-def loss_by_hand(model, label_smoothing=0.0):
-    """Mean over the words of all targets, one pair at a time: nothing is padded, nothing is masked."""
-    total = 0.0
-    for source, target in PAIRS:
-        shown = torch.tensor([[2, *target[:-1]]])
-        logits = model(input_ids=torch.tensor([source]), decoder_input_ids=shown).logits[0]
-        total += nn.functional.cross_entropy(
-            logits, torch.tensor(target), label_smoothing=label_smoothing, reduction="sum"
-        )
-    return total / sum(len(target) for _, target in PAIRS)
 
 
 def attention_is_torchs(folder):
@@ -141,7 +112,7 @@ def the_decoder_is_shown_earlier_words_only(folder):
 
 def the_loss_is_the_mean_over_words(folder):
     model = a_model()
-    torch.testing.assert_close(model(**PairCollator(PAD)(list(rows()))).loss, loss_by_hand(model), **CLOSE)
+    torch.testing.assert_close(model(**PairCollator(PAD)(list(rows()))).loss, loss_by_hand(model, rows()), **CLOSE)
 
 
 def every_target_ends(folder):
@@ -149,19 +120,14 @@ def every_target_ends(folder):
         assert row[row != -100][-1] == EOS
 
 
-class GradientsOfTheFirstStep(TrainerCallback):
-    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
-        self.gradients = {name: weight.grad.clone() for name, weight in model.named_parameters()}
-
-
 def accumulation_changes_nothing(folder):
     """Three micro-batches of one pair each have the gradient of one batch of three."""
-    model, first = a_model(label_smoothing=0.1), GradientsOfTheFirstStep()
-    loss_by_hand(model, label_smoothing=0.1).backward()
+    model, first = a_model(label_smoothing=0.1), FirstStep()
+    loss_by_hand(model, rows(), label_smoothing=0.1).backward()
     expected = {name: weight.grad.clone() for name, weight in model.named_parameters()}
     model.zero_grad()
     options = {"gradient_accumulation_steps": 3, "max_tokens_per_batch": 1, "max_steps": 1}
-    a_trainer(folder, model, [first], **options, eval_strategy="no", save_strategy="no").train()
+    bare_trainer(folder, model, rows(), [first], **options, eval_strategy="no", save_strategy="no").train()
     for name, gradient in expected.items():
         torch.testing.assert_close(first.gradients[name], gradient, **CLOSE)
 
@@ -196,7 +162,7 @@ def a_loaded_tokenizer_splits_in_one_way(folder):
 
 def what_is_scored_was_generated(folder):
     model = a_model()
-    trainer = a_trainer(folder, model, max_tokens_per_batch=10)
+    trainer = bare_trainer(folder, model, rows(), eval_dataset=rows(), max_tokens_per_batch=10)
     predicted = trainer.predict(rows(), num_beams=1, max_length=12).predictions
     for (source, _), row in zip(PAIRS, predicted, strict=True):
         generated = model.generate(torch.tensor([source]), num_beams=1, max_length=12)[0].tolist()

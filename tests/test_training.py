@@ -17,7 +17,6 @@ import transformers
 import yaml
 from datasets import Dataset, DatasetDict
 from safetensors.numpy import load_file
-from torch.nn.functional import cross_entropy
 from transformers import (
     AutoConfig,
     AutoModelForSeq2SeqLM,
@@ -29,14 +28,15 @@ from transformers import (
     TrainerCallback,
 )
 
+from bare_trainer import FirstStep, bare_trainer, loss_by_hand
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration, training
 from hf_vanilla_transformer.arguments import parse_arguments
 from hf_vanilla_transformer.averaging import ExponentialMovingAverage, average_checkpoints
-from hf_vanilla_transformer.batching import PairCollator, TokenBatchSampler, TrainingPairs
+from hf_vanilla_transformer.batching import TokenBatchSampler
 from hf_vanilla_transformer.cli import main
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.tokenization_vanilla_transformer import SubwordDropout, load_tokenizer
-from hf_vanilla_transformer.training import VanillaTransformerTrainer, train
+from hf_vanilla_transformer.training import train
 from word_reversal import corpus, exact_matches, flags, sentences, translate, write_pairs
 
 VOCABULARY = 40
@@ -82,56 +82,17 @@ def toy_ids(count=8, seed=0):
     return Dataset.from_dict(sides)
 
 
-def reference_loss(model, rows, label_smoothing):
-    """Mean over target tokens of PyTorch's cross-entropy, one pair at a time: nothing is padded, nothing is masked."""
-    total, tokens = 0.0, 0
-    for row in rows:
-        labels = torch.tensor(row["labels"])
-        decoder_input = torch.tensor([[2, *row["labels"][:-1]]])
-        logits = model(input_ids=torch.tensor([row["input_ids"]]), decoder_input_ids=decoder_input).logits[0]
-        total = total + cross_entropy(logits, labels, label_smoothing=label_smoothing, reduction="sum")
-        tokens += len(labels)
-    return total / tokens
-
-
 def reference_gradients(model, rows, label_smoothing):
     twin = copy.deepcopy(model).train()
-    loss = reference_loss(twin, rows, label_smoothing)
+    loss = loss_by_hand(twin, rows, label_smoothing)
     loss.backward()
     return loss.item(), {name: weight.grad for name, weight in twin.named_parameters()}
-
-
-class FirstStep(TrainerCallback):
-    """Keeps the gradients of the first optimiser step."""
-
-    def __init__(self):
-        self.gradients = {}
-
-    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
-        if state.global_step == 0:
-            self.gradients = {name: weight.grad.clone() for name, weight in model.named_parameters()}
 
 
 def assert_same_gradients(actual, expected):
     assert actual.keys() == expected.keys()
     for name, gradient in expected.items():
         torch.testing.assert_close(actual[name], gradient, rtol=0, atol=1e-6, msg=lambda text, name=name: name + text)
-
-
-def our_trainer(folder, model, rows, callbacks=(), eval_dataset=None, **options):
-    """`VanillaTransformerTrainer` by itself, without the function around it."""
-    args = parse_arguments(flags(folder / "out", train_file="unused", label_smoothing_factor=0, **options))[3]
-    lengths = [max(len(row["input_ids"]), len(row["labels"])) for row in rows]
-    return VanillaTransformerTrainer(
-        model=model,
-        args=args,
-        data_collator=PairCollator(1),
-        train_dataset=TrainingPairs(rows),
-        eval_dataset=eval_dataset,
-        callbacks=list(callbacks),
-        train_lengths=lengths,
-        eval_max_length=12,
-    )
 
 
 # The main job
@@ -298,7 +259,7 @@ def test_gradients_do_not_depend_on_accumulation(tmp_path, accumulation, label_s
     model = toy_model(label_smoothing=label_smoothing)
     loss, expected = reference_gradients(model, rows, label_smoothing)
     options = {"gradient_accumulation_steps": accumulation, "max_tokens_per_batch": 1000, "max_steps": 1}
-    trainer = our_trainer(tmp_path, model, rows, [first], **options, eval_strategy="no", save_strategy="no")
+    trainer = bare_trainer(tmp_path, model, rows, [first], **options, eval_strategy="no", save_strategy="no")
     batches = list(trainer.get_train_dataloader())
     assert len(batches) == accumulation
     assert accumulation == 1 or len({int(batch["labels"].ne(-100).sum()) for batch in batches}) > 1
@@ -316,7 +277,7 @@ def test_every_epoch_has_the_same_number_of_full_steps(tmp_path, accumulation):
         sampler.set_epoch(epoch)
         assert len(list(sampler)) == len(sampler)
     options = {"num_train_epochs": 3, "gradient_accumulation_steps": accumulation, "max_tokens_per_batch": 40}
-    trainer = our_trainer(tmp_path, toy_model(), toy_ids(50), **options, eval_strategy="no", save_strategy="no")
+    trainer = bare_trainer(tmp_path, toy_model(), toy_ids(50), **options, eval_strategy="no", save_strategy="no")
     trainer.train()
     steps = len(trainer.get_train_dataloader()) // accumulation
     assert steps > 2
@@ -341,8 +302,8 @@ def test_label_smoothing_reaches_the_model_and_is_applied_once(tmp_path):
         {"input_ids": tokenizer(line)["input_ids"], "labels": tokenizer(text_target=translate(line))["input_ids"]}
         for line in sentences(66)[:60]
     ]
-    assert logged(output, "loss")[1] == pytest.approx(reference_loss(model, rows, 0.3).item(), abs=1e-4)
-    assert abs(reference_loss(model, rows, 0.3).item() - reference_loss(model, rows, 0.0).item()) > 0.01
+    assert logged(output, "loss")[1] == pytest.approx(loss_by_hand(model, rows, 0.3).item(), abs=1e-4)
+    assert abs(loss_by_hand(model, rows, 0.3).item() - loss_by_hand(model, rows, 0.0).item()) > 0.01
     assert record_of(output)["recipe"]["label_smoothing_factor"] == 0.3
 
 
@@ -356,7 +317,7 @@ def test_the_evaluation_loss_is_that_of_all_target_tokens_and_not_smoothed(tmp_p
         {"input_ids": tokenizer(line)["input_ids"], "labels": tokenizer(text_target=translate(line))["input_ids"]}
         for line in sentences(66)[60:]
     ]
-    assert logged(output, "eval_loss")[8] == pytest.approx(reference_loss(model.eval(), rows, 0.0).item(), abs=1e-5)
+    assert logged(output, "eval_loss")[8] == pytest.approx(loss_by_hand(model.eval(), rows, 0.0).item(), abs=1e-5)
 
 
 # The plain Seq2SeqTrainer
@@ -561,7 +522,7 @@ def test_the_moving_average_follows_its_recurrence(tmp_path):
     weights, model = Weights(), toy_model()
     average = {name: weight.detach().clone().double() for name, weight in model.named_parameters()}
     options = {"ema_decay": 0.4, "max_steps": 7, "max_tokens_per_batch": 40, "gradient_accumulation_steps": 2}
-    trainer = our_trainer(tmp_path, model, toy_ids(40), [weights], **options, eval_strategy="no", save_strategy="no")
+    trainer = bare_trainer(tmp_path, model, toy_ids(40), [weights], **options, eval_strategy="no", save_strategy="no")
     trainer.train()
     assert len(weights.steps) == 7
     decays = [min(0.4, (1 + step) / (10 + step)) for step in range(1, 8)]
@@ -590,7 +551,7 @@ def test_the_moving_average_is_the_result(tmp_path):
 
 def test_an_evaluation_sees_the_moving_average_and_leaves_the_weights_as_they_were(tmp_path):
     model, rows = toy_model(), toy_ids(40)
-    trainer = our_trainer(
+    trainer = bare_trainer(
         tmp_path,
         model,
         rows,
@@ -606,9 +567,9 @@ def test_an_evaluation_sees_the_moving_average_and_leaves_the_weights_as_they_we
     after = model.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
     twin = toy_model().eval()
-    own = reference_loss(model.eval(), toy_ids(6), 0.0).item()
+    own = loss_by_hand(model.eval(), toy_ids(6), 0.0).item()
     twin.load_state_dict(trainer.ema.shadow, strict=False)
-    assert loss == pytest.approx(reference_loss(twin, toy_ids(6), 0.0).item(), abs=1e-5)
+    assert loss == pytest.approx(loss_by_hand(twin, toy_ids(6), 0.0).item(), abs=1e-5)
     assert abs(loss - own) > 1e-3
 
 
