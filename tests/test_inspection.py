@@ -50,10 +50,19 @@ def test_cross_attention_has_a_row_for_each_written_token(tiny_model, monkeypatc
     backend = tiny_model.config._attn_implementation
     source, target, weights = cross_attention(tiny_model, tokenizer, "a b c")
     assert source[-1] == "</s>"
+    batch = tokenizer(["a b c"], return_tensors="pt")
+    written = tiny_model.generate(**batch, num_beams=1, num_return_sequences=1, return_dict_in_generate=False)
+    assert target == tokenizer.convert_ids_to_tokens(written[0, 1:].tolist())
     config = tiny_model.config
     assert weights.shape == (config.decoder_layers, config.decoder_attention_heads, len(target), len(source))
     assert torch.allclose(weights.sum(-1), torch.ones(weights.shape[:-1]), atol=1e-5)
     assert tiny_model.config._attn_implementation == backend
+    tiny_model.set_attn_implementation("eager")
+    for step in range(len(target)):
+        seen = written[:, : step + 1]  # when token `step` was written
+        output = tiny_model(**batch, decoder_input_ids=seen, output_attentions=True)
+        for layer, expected in zip(weights, output.cross_attentions, strict=True):
+            torch.testing.assert_close(layer[:, step], expected[0, :, -1])
 
 
 def test_pictures(tmp_path, tiny_model):
