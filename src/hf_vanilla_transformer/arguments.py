@@ -222,10 +222,12 @@ class TrainingArguments(Seq2SeqTrainingArguments):
 
 OF_A_DATA_SET = ("dataset_config_name", "train_split", "validation_split", "test_splits", "streaming")
 NO_EFFECT = "has no effect: batches are made by --max_tokens_per_batch"
+NOT_FOR_BATCHES = "has no effect on the training batches: see --dataloader_num_workers"
 NO_UPLOAD = "is not for training: `vanilla-transformer publish` uploads the finished model without the corpus"
 REFUSED = {  # options of transformers, and why
     **dict.fromkeys(("per_device_train_batch_size", "auto_find_batch_size", "train_sampling_strategy"), NO_EFFECT),
-    **dict.fromkeys(("dataloader_drop_last", "dataloader_persistent_workers", "dataloader_prefetch_factor"), NO_EFFECT),
+    "dataloader_drop_last": NO_EFFECT,
+    **dict.fromkeys(("dataloader_persistent_workers", "dataloader_prefetch_factor"), NOT_FOR_BATCHES),
     **dict.fromkeys(("push_to_hub", "hub_model_id", "hub_token"), NO_UPLOAD),
 }
 Arguments = tuple[ModelArguments, DataArguments, TokenizerArguments, TrainingArguments]
