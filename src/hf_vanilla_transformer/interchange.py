@@ -18,7 +18,16 @@ from .modeling_vanilla_transformer import VanillaTransformerForConditionalGenera
 from .reference_layouts import LAYOUTS as REFERENCE_LAYOUTS
 from .teaching_layouts import LAYOUTS as TEACHING_LAYOUTS
 from .weight_files import find_weights, load_own_folder, read_json, read_weights, require_new_folder, write_weights
-from .weight_layout import EMBEDDINGS, Layout, LayoutOptions, State, check_state, has_moved_padding, own_config
+from .weight_layout import (
+    EMBEDDINGS,
+    TOKEN_IDS,
+    Layout,
+    LayoutOptions,
+    State,
+    check_state,
+    has_moved_padding,
+    own_config,
+)
 
 FORMATS: dict[str, Layout] = {**REFERENCE_LAYOUTS, **TEACHING_LAYOUTS}
 NO_EMBEDDINGS = "the source holds no embeddings: those of the new model are random numbers and have to be trained"
@@ -82,8 +91,7 @@ def _flags(model: VanillaTransformerForConditionalGeneration) -> str:
     told = {"num_heads": config.encoder_attention_heads}
     if config.decoder_attention_heads != config.encoder_attention_heads:
         told["decoder_num_heads"] = config.decoder_attention_heads
-    ids = [f"{role}_token_id" for role in ("unk", "pad", "bos", "eos", "decoder_start")]
-    names = ["norm_position", "activation_function", "layer_norm_eps", *ids]
+    names = ["norm_position", "activation_function", "layer_norm_eps", *TOKEN_IDS]
     told |= {name: getattr(config, name) for name in names}
     if has_moved_padding(config, model.state_dict()):
         told["pad_token_id"] = 0
