@@ -3,8 +3,9 @@
 python scripts/known_defects.py          train and score what the record lacks, then print the table
 python scripts/known_defects.py --table  print the table of the record
 
-The record is scripts/results/known_defects/run.json. Every run has the same corpus, seed and number of steps. Mistakes
-of evaluation are made with the model that was trained without any.
+The record is scripts/results/known_defects/run.json. Every run has the same corpus, and that of a mistake
+the seed and the settings of the run without it that it is held against. Mistakes of evaluation are made with the model
+that was trained without any.
 """
 
 import argparse

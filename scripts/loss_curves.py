@@ -9,7 +9,7 @@
 
 Everything else is the same: the recipe multi30k_en_de_tiny, initial weights, batches and their order, AdamW, learning
 rates, gradients clipped at norm 1. What dropout leaves out cannot be the same, because it is drawn differently: each
-way has runs with several seeds of dropout, and two plain runs show how far chance alone takes curves apart. Curves are
+way has runs with several seeds of dropout, and the plain ones show how far chance alone takes curves apart. Curves are
 the mean training loss of every 20 steps. Before its epoch every run takes 30 steps without dropout, from the same
 weights: there nothing is left to chance, and the losses must agree step by step.
 

@@ -150,9 +150,9 @@ class MultiHeadAttention(nn.Module):
 
     @staticmethod
     def _cast(states: Tensor) -> Tensor:
-        """Cast here what autocast would cast, and keep for the backward pass, for each projection of it anew.
+        """Cast once: autocast would cast the same states in each projection and keep every copy for the backward pass.
 
-        The gradients that come from these projections are added in that type, too.
+        The gradients of the projections are then added in the cast type, too.
         """
         dtype = product_dtype(states)
         return states if states.dtype == dtype else states.to(dtype)  # a cast to the same type would stay in graphs

@@ -186,6 +186,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
             raise ValueError(f"unknown preset {name!r}: choose one of {', '.join(PRESETS)}")
         return cls(**{**PRESETS[name], **overrides})
 
+    # huggingface_hub's `strict` calls each method that begins with `validate_`, when a configuration is made or saved.
     def validate_sizes(self):
         for name in SIZES:
             size = getattr(self, name)

@@ -247,7 +247,7 @@ class VanillaTransformerEncoder(VanillaTransformerPreTrainedModel):
         """
         Args:
             input_ids: (B, S).
-            attention_mask: (B, S), 1 = a real token; None means every id that is not padding.
+            attention_mask: (B, S), 1 = a real token; None means all that is not padding in `input_ids`.
             inputs_embeds: (B, S, D) in the place of `input_ids`, as `embed_tokens` returns them.
 
         Raises:
