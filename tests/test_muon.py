@@ -174,6 +174,38 @@ def test_a_saved_optimizer_goes_on():
         assert torch.equal(one, two)
 
 
+def test_a_copy_goes_on_by_itself():
+    model = toy_model()
+    optimizer = MuonWithAdamW(model, no_decay(model), **SETTINGS)
+    backward(model, 0)
+    optimizer.step()
+    before = [parameter.clone() for parameter in model.parameters()]
+    twin, twins_optimizer = copy.deepcopy((model, optimizer))
+    backward(twin, 1)
+    twins_optimizer.step()
+    assert all(torch.equal(*pair) for pair in zip(model.parameters(), before, strict=True))
+    backward(model, 1)
+    optimizer.step()
+    assert all(torch.equal(*pair) for pair in zip(model.parameters(), twin.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    "of",
+    [lambda model: MuonWithAdamW(model, set(), **SETTINGS), lambda model: Muon(matrices_of_layers(model), 0.01, 0.1)],
+)
+def test_a_step_can_compute_the_loss(of):
+    model, twin = toy_model(), toy_model()
+
+    def closure():
+        backward(model, 0)
+        return torch.tensor(5.0)
+
+    assert of(model).step(closure) == 5
+    backward(twin, 0)
+    assert of(twin).step() is None
+    assert all(torch.equal(*pair) for pair in zip(model.parameters(), twin.parameters(), strict=True))
+
+
 def test_training_uses_it(tmp_path):
     """The checkpoint has a momentum for each matrix of the layers and AdamW's two moments for the rest."""
     options = {**corpus(tmp_path), "muon": True, "max_steps": 3, "save_steps": 3, "weight_decay": 0.1}

@@ -9,7 +9,7 @@ one shape go together, and the steps are the same.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -41,7 +41,8 @@ class Muon(Optimizer):
         super().__init__(matrices, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
 
     @torch.no_grad()
-    def step(self, closure: None = None):
+    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
+        loss = _evaluated(closure)
         for group in self.param_groups:
             alike = defaultdict(list)
             for matrix in group["params"]:
@@ -51,6 +52,7 @@ class Muon(Optimizer):
                 count = max(1, STACKED // max(1, matrices[0].numel()))
                 for start in range(0, len(matrices), count):
                     self._step(matrices[start : start + count], group)
+        return loss
 
     def _step(self, matrices: list[nn.Parameter], group: dict[str, Any]):
         """Of matrices that can be stacked."""
@@ -134,10 +136,27 @@ class MuonWithAdamW(Optimizer):
         super().load_state_dict(state_dict)
         self._share()
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "parts": self.parts}
+
+    def __setstate__(self, state: dict[str, Any]):
+        super().__setstate__(state)
+        self._share()
+
     @torch.no_grad()
-    def step(self, closure: None = None):
+    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
+        loss = _evaluated(closure)
         for part in self.parts:
             part.step()
+        return loss
+
+
+def _evaluated(closure: Callable[[], Tensor] | None) -> Tensor | None:
+    """The loss that a caller of `step` wants computed anew, with its gradients."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
 
 
 def matrices_of_layers(model: nn.Module) -> list[nn.Parameter]:
