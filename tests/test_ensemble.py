@@ -68,6 +68,15 @@ def test_an_ensemble_of_one_is_the_model(overrides):
     )
 
 
+def test_prompts_padded_on_the_left(members):
+    ensemble = Ensemble(members)
+    prompts = torch.tensor([[BOS, 9], [PAD, BOS], [BOS, 11]])
+    options = {"num_beams": 3, "max_new_tokens": 8}
+    found = ensemble.generate(SOURCE, decoder_input_ids=prompts, decoder_attention_mask=prompts.ne(PAD), **options)
+    alone = ensemble.generate(SOURCE[1:2], decoder_input_ids=prompts[1:2, 1:], **options)[0, 1:]
+    assert found[1, 2 : 2 + len(alone)].tolist() == alone.tolist()
+
+
 def test_vocabularies_must_not_differ():
     with pytest.raises(UserError, match="agree in this: vocab_size is 20 and 21"):
         Ensemble([random_model(), random_model(vocab_size=21)])

@@ -55,6 +55,7 @@ class Ensemble(VanillaTransformerForConditionalGeneration):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
         encoder_outputs: BaseModelOutput | None = None,
         past_key_values: EncoderDecoderCache | None = None,
         labels: None = None,
@@ -81,6 +82,7 @@ class Ensemble(VanillaTransformerForConditionalGeneration):
             output = member(
                 attention_mask=attention_mask,
                 decoder_input_ids=decoder_input_ids,
+                decoder_attention_mask=decoder_attention_mask,
                 encoder_outputs=BaseModelOutput(last_hidden_state=memory),
                 past_key_values=cache,
                 **kwargs,
