@@ -62,6 +62,9 @@ def test_mistakes_are_said_as_by_one_process(model, tokenizer):
             workers.translate_nbest(["a dog", "dog " * 3000])
         with pytest.raises(UserError, match="4 translations of each sentence need at least as many beams, not 3"):
             workers.translate_nbest(TEXT, nbest=4)
+    model.model.register_forward_hook(lambda *_: None)
+    with pytest.raises(UserError, match=r"other processes cannot get this model \(.*\): load it anew for them"):
+        Workers(model, tokenizer, 2)
     with pytest.raises(UserError, match="several processes are for CPUs, the model is on meta"):
         Workers(model.to(torch.device("meta")), tokenizer, 2)
 

@@ -37,7 +37,7 @@ class Workers:
         processes: how many.
 
     Raises:
-        UserError: a model that is not on a CPU.
+        UserError: a model that is not on a CPU, or with hooks that cannot be pickled.
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, processes: int):
@@ -45,7 +45,14 @@ class Workers:
             raise UserError(f"several processes are for CPUs, the model is on {model.device}")
         self.model, self.tokenizer, self.processes = model, tokenizer, processes
         threads = max(1, torch.get_num_threads() // processes)
-        pickled = pickle.dumps((model, tokenizer))  # once; 8-bit weights cannot go through shared memory
+        try:
+            pickled = pickle.dumps((model, tokenizer))  # once; 8-bit weights cannot go through shared memory
+        except (
+            AttributeError,
+            TypeError,
+            pickle.PicklingError,
+        ) as error:  # hooks, as those for attentions
+            raise UserError(f"other processes cannot get this model ({error}): load it anew for them") from error
         self._pool = ProcessPoolExecutor(processes, get_context("spawn"), _start, (pickled, threads))
 
     def __enter__(self) -> "Workers":
