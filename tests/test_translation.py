@@ -47,6 +47,11 @@ def test_each_sentence_is_translated_as_if_alone_and_in_its_place(model, tokeniz
         assert translate(model, tokenizer, sentences, num_beams=beams, max_tokens_per_batch=budget) == expected
 
 
+def test_one_text_is_no_list(model, tokenizer):
+    with pytest.raises(UserError, match="one text came where a list of sentences belongs"):
+        translate(model, tokenizer, "a dog")
+
+
 def test_an_empty_line_stays_empty_in_its_place(model, tokenizer):
     translations = translate(model, tokenizer, ["", TEXT[0], "   ", TEXT[1]], num_beams=1)
     assert translations[0] == translations[2] == ""

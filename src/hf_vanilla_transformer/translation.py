@@ -309,6 +309,8 @@ def _longest(model: PreTrainedModel) -> float:
 
 def encode_sources(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[str], limit: float) -> list[list[int]]:
     """Token ids of each sentence; none at all for an empty one."""
+    if isinstance(sentences, str):
+        raise UserError("one text came where a list of sentences belongs: put it into brackets")
     if not sentences:
         return []
     encoded = tokenizer(list(sentences), return_attention_mask=False)["input_ids"]
