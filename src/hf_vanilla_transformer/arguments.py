@@ -215,6 +215,7 @@ class TrainingArguments(Seq2SeqTrainingArguments):
     predict_with_generate: bool = field(default=True, metadata={"help": "Translate the validation set for its BLEU."})
     per_device_eval_batch_size: int = field(default=64, metadata={"help": "Sentences of an evaluation batch."})
     metric_for_best_model: str | None = field(default="bleu", metadata={"help": "bleu, chrf or loss."})
+    do_train: bool = field(default=True, metadata={"help": "It always does."})
     use_cpu: bool = field(default=False, metadata={"help": "Train on the CPU even where there is a GPU."})
     dataloader_pin_memory: bool = field(default=False, metadata={"help": "Pin batches in memory for the GPU."})
     ddp_find_unused_parameters: bool | None = field(default=False, metadata={"help": "Every parameter is used."})
@@ -223,11 +224,16 @@ class TrainingArguments(Seq2SeqTrainingArguments):
 OF_A_DATA_SET = ("dataset_config_name", "train_split", "validation_split", "test_splits", "streaming")
 NO_EFFECT = "has no effect: batches are made by --max_tokens_per_batch"
 NOT_FOR_BATCHES = "has no effect on the training batches: see --dataloader_num_workers"
+WHOLE_TRANSLATIONS = "is not for this trainer: it scores the translations of the whole validation set"
 NO_UPLOAD = "is not for training: `vanilla-transformer publish` uploads the finished model without the corpus"
 REFUSED = {  # options of transformers, and why
     **dict.fromkeys(("per_device_train_batch_size", "auto_find_batch_size", "train_sampling_strategy"), NO_EFFECT),
     "dataloader_drop_last": NO_EFFECT,
     **dict.fromkeys(("dataloader_persistent_workers", "dataloader_prefetch_factor"), NOT_FOR_BATCHES),
+    **dict.fromkeys(("eval_do_concat_batches", "batch_eval_metrics"), WHOLE_TRANSLATIONS),
+    "prediction_loss_only": "is called --predict_with_generate false here",
+    "do_train": "has no effect: `vanilla-transformer evaluate` scores a model without training",
+    "do_predict": "has no effect: the test sets that are given are translated after training",
     **dict.fromkeys(("push_to_hub", "hub_model_id", "hub_token"), NO_UPLOAD),
 }
 Arguments = tuple[ModelArguments, DataArguments, TokenizerArguments, TrainingArguments]
