@@ -62,7 +62,9 @@ class SinusoidalPositions(nn.Module):
         table = self._table
         if table is None or table.shape[0] < length or table.device != position_ids.device:
             rows = max(length, self.num_positions)
-            table = self._table = sinusoid_table(rows, self.d_model, position_ids.device)
+            table = sinusoid_table(rows, self.d_model, position_ids.device)
+            if type(table) is Tensor and not torch.jit.is_tracing():  # else of no use outside this call
+                self._table = table
         return nn.functional.embedding(position_ids, table)
 
 
