@@ -201,7 +201,7 @@ def greedy_search(
     rows = torch.arange(len(prompt), device=prompt.device)  # (A), the place of each sentence in the input
     is_live = torch.ones_like(rows, dtype=torch.bool)  # (A), whether it goes on
     columns, tokens, length = [prompt], prompt, prompt.shape[1]
-    scores, lengths = (torch.zeros(len(prompt), device=prompt.device) for _ in range(2))  # (B)
+    scores, lengths = torch.zeros(2, len(prompt), dtype=torch.float32, device=prompt.device)  # (B)
     padding, live = int(generation_config._pad_token_tensor), len(rows)
     while live and length < generation_config.max_length:
         if live <= (1 - LEAVERS) * len(rows):
@@ -348,12 +348,13 @@ class _Search:
         size = (sentences, self.beams)
         self.rows = torch.arange(sentences, device=device)  # (A), the place of each sentence in the input
         self.is_live = torch.ones(sentences, dtype=torch.bool, device=device)  # (A), whether it can still improve
-        self.scores = torch.zeros(sentences, 1, device=device)  # (A, K) of what goes on; at first one hypothesis
+        # (A, K) of what goes on; at first one hypothesis
+        self.scores = torch.zeros(sentences, 1, dtype=torch.float32, device=device)
         self.tokens = prompt[:, -1:]  # (A, K), the last token of each
         self.parents = torch.zeros(size, dtype=torch.long, device=device)  # (A, K), from which beam it comes
         self.visible = torch.ones(*size, prompt.shape[1], dtype=torch.bool, device=device)  # (A, K, P)
         self.history: list[tuple[Tensor, Tensor]] = []  # (B, K) tokens and parents of each step
-        self.ended_scores = torch.full(size, NEVER, device=device)  # (B, K), best first
+        self.ended_scores = torch.full(size, NEVER, dtype=torch.float32, device=device)  # (B, K), best first
         self.is_ended = torch.zeros(size, dtype=torch.bool, device=device)  # (B, K), or not filled yet
         self.ended = torch.full((3, *size), -1, device=device)  # (3, B, K): step, parent, last token
 
@@ -390,7 +391,7 @@ class _Search:
             has_ended = torch.ones_like(has_ended)
         self._end(scores, tokens, parents, has_ended, step)
 
-        self.scores, chosen = (scores + has_ended * NEVER).topk(self.beams)
+        self.scores, chosen = (scores + NEVER).where(has_ended, scores).topk(self.beams)
         self.tokens, self.parents = tokens.gather(1, chosen), parents.gather(1, chosen)
         everything = self.prompt.new_zeros(2, *self.ended_scores.shape)
         everything[:, self.rows] = torch.stack([self.tokens, self.parents])
@@ -409,7 +410,7 @@ class _Search:
         """Take candidates that have ended among the K best of their sentence, if they are among the K best now."""
         counts = has_ended & self.is_live[:, None]
         counts[:, self.beams :] = False
-        final = (scores / (step + 1) ** self.config.length_penalty).where(counts, NEVER)
+        final = (scores / (step + 1) ** self.config.length_penalty).masked_fill(~counts, NEVER)
         rows = self.rows
         self.ended_scores[rows], places = torch.cat([self.ended_scores[rows], final], dim=1).topk(self.beams)
         self.is_ended[rows] = torch.cat([self.is_ended[rows], counts], dim=1).gather(1, places)
