@@ -95,6 +95,19 @@ class TestTiedWeights:
         torch.testing.assert_close(logits_of(loaded), expected, atol=1e-4, rtol=1e-4)
         assert loaded.lm_head.weight is loaded.model.decoder.embed_tokens.weight
 
+    def test_rows_that_are_trained_stay_tied(self):
+        model = peft.get_peft_model(
+            random_model(),
+            peft.LoraConfig(task_type="SEQ_2_SEQ_LM", target_modules=["q_proj"], trainable_token_indices=[5, 6, 7]),
+        )
+        with torch.no_grad():
+            next(p for name, p in model.named_parameters() if "trainable_tokens_delta" in name).add_(1.0)
+        expected = logits_of(model)
+        tables = [half.embed_tokens.eval()(torch.arange(10)) for half in (model.get_encoder(), model.get_decoder())]
+        assert torch.equal(*tables)
+        assert not torch.equal(tables[0], random_model().get_encoder().embed_tokens(torch.arange(10)))
+        torch.testing.assert_close(logits_of(model.merge_and_unload()), expected)
+
     @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")
     @pytest.mark.filterwarnings("ignore:Input and output embeddings are no longer tied")
     def test_untied_by_merging(self, tmp_path):

@@ -101,7 +101,8 @@ class TestOffloading:
     def test_a_tied_weight_in_two_places(self, tmp_path):
         random_model().save_pretrained(tmp_path)
         device_map = {"model.encoder": "cpu", "model.decoder": "disk", "lm_head": "disk"}
-        load(tmp_path, device_map=device_map, offload_folder=tmp_path / "offloaded")
+        loaded = load(tmp_path, device_map=device_map, offload_folder=tmp_path / "offloaded")
+        loaded(SOURCE, decoder_input_ids=TARGET)
 
 
 class TestHalfPrecision:

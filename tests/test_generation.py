@@ -363,11 +363,12 @@ class TestPrefixes:
             assert without_padding(output) == expected
 
     @pytest.mark.parametrize("num_beams", [1, 4])
-    def test_of_different_lengths_padded_on_the_left(self, num_beams):
+    @pytest.mark.parametrize("cache", [{}, {"use_cache": False}, {"cache_implementation": "static"}], ids=str)
+    def test_of_different_lengths_padded_on_the_left(self, num_beams, cache):
         model, options = model_of(), {"max_new_tokens": 8, "num_beams": num_beams}
         prefixes = torch.tensor([[BOS, 9, 8], [PAD, BOS, 11], [PAD, PAD, BOS]])
         mask = prefixes.ne(PAD).long()
-        output = model.generate(SOURCE, decoder_input_ids=prefixes, decoder_attention_mask=mask, **options)
+        output = model.generate(SOURCE, decoder_input_ids=prefixes, decoder_attention_mask=mask, **options, **cache)
         for row, ids, prefix in zip(ROWS, output[:, 3:], prefixes, strict=True):
             prefix = prefix[prefix != PAD]
             alone = model.generate(row, decoder_input_ids=prefix[None], **options)[:, len(prefix) :]
@@ -693,6 +694,19 @@ class TestOwnBeamSearch:
         alone = [model.generate(row[None], num_beams=4, max_length=20) for row in source]
         assert without_padding(together) == [without_padding(ids)[0] for ids in alone]
 
+    @pytest.mark.parametrize("num_beams", [1, 3])
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+    def test_the_default_type_changes_nothing(self, num_beams, dtype):
+        model, options = model_of(), {"num_beams": num_beams, "max_length": 12, "return_dict_in_generate": True}
+        expected = model.generate(SOURCE, **options)
+        torch.set_default_dtype(dtype)
+        try:
+            found = model.generate(SOURCE, **options)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert found.sequences.tolist() == expected.sequences.tolist()
+        torch.testing.assert_close(found.sequences_scores, expected.sequences_scores)
+
     @pytest.mark.parametrize("num_beams", [1, 4])
     @pytest.mark.parametrize("amx", [True, False])
     def test_what_all_steps_read_is_converted_once(self, num_beams, amx, monkeypatch):
@@ -704,10 +718,9 @@ class TestOwnBeamSearch:
         found = model.generate(SOURCE, num_beams=num_beams, max_length=12)
         halves = caches[0].self_attention_cache.layers[0].buffers[0], caches[0].cross_attention_cache.layers[0].keys
         assert [half.dtype for half in halves] == [torch.bfloat16 if amx and num_beams == 1 else torch.float32] * 2
-        plain = {"return_dict_in_generate": True, "output_scores": True}
-        expected = model.generate(SOURCE, num_beams=num_beams, max_length=12, **plain)
-        assert found.tolist() == expected.sequences.tolist()
-        assert len(caches) == 1
+        monkeypatch.setattr(searches, "_type_as_read", lambda layer, states: states.dtype)
+        assert model.generate(SOURCE, num_beams=num_beams, max_length=12).tolist() == found.tolist()
+        assert caches[1].self_attention_cache.layers[0].buffers[0].dtype == torch.bfloat16
 
     @pytest.mark.parametrize("vocabulary", [37, 1000, 1009, 1280])
     def test_likeliest_is_the_first_of_equal_ones(self, vocabulary):

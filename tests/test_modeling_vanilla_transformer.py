@@ -10,7 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
-from transformers.modeling_outputs import BaseModelOutput
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPooling
 
 from hf_vanilla_transformer import (
     VanillaTransformerConfig,
@@ -99,7 +100,15 @@ class TestForward:
         assert made.logits.shape == (*TARGET.shape, model.config.vocab_size)
         torch.testing.assert_close(made.loss, skipped.loss)
 
-    @pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook"])
+    @pytest.mark.parametrize(
+        "register",
+        [
+            "register_forward_hook",
+            "register_forward_pre_hook",
+            "register_full_backward_hook",
+            "register_full_backward_pre_hook",
+        ],
+    )
     def test_hooks_of_the_output_projection_are_called_in_training(self, register):
         model, calls = random_model().train(), []
         hook = getattr(model.lm_head, register)(lambda *_: calls.append(1))
@@ -107,6 +116,35 @@ class TestForward:
         hook.remove()
         assert calls == [1]
         assert model(SOURCE, labels=TARGET).logits is None
+
+    def test_another_forward_of_the_output_projection_counts_in_training(self):
+        model = random_model().train()
+        original = model.lm_head.forward
+        model.lm_head.forward = lambda states: original(states).tanh()
+        output = model(SOURCE, labels=TARGET)
+        assert output.logits.abs().max() <= 1
+        assert output.loss < np.log(V) + 2
+
+    def test_a_pass_without_numbers_leaves_nothing_behind(self):
+        """As tools make it that estimate memory."""
+        model, expected = random_model().train(), random_model().train()(SOURCE, labels=TARGET).loss
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            assert model(SOURCE, labels=TARGET).loss.shape == ()
+        torch.testing.assert_close(model(SOURCE, labels=TARGET).loss, expected)
+
+    @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.torch.jit:DeprecationWarning")
+    def test_a_new_model_can_be_traced(self):
+        class Logits(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.model = random_model()
+
+            def forward(self, source, target):
+                return self.model(input_ids=source, decoder_input_ids=target, use_cache=False).logits
+
+        traced = torch.jit.trace(Logits(), (SOURCE, TARGET))
+        expected = random_model()(SOURCE, decoder_input_ids=TARGET).logits
+        torch.testing.assert_close(traced(SOURCE, TARGET), expected)
 
     def test_gradients_of_torch_func_in_training(self):
         """Dropout and loss have gradients written by hand, which it cannot use."""
@@ -170,7 +208,15 @@ class TestForward:
         assert logits[0].isfinite().all()
         torch.testing.assert_close(*logits, atol=1e-5, rtol=1e-4)
 
-    @pytest.mark.parametrize("form", [lambda x: x, lambda x: x.to_tuple(), lambda x: BaseModelOutput(x[0])])
+    @pytest.mark.parametrize(
+        "form",
+        [
+            lambda x: x,
+            lambda x: x.to_tuple(),
+            lambda x: BaseModelOutput(x[0]),
+            lambda x: BaseModelOutputWithPooling(x[0]),
+        ],
+    )
     def test_encoder_outputs_given(self, form):
         model, mask = random_model(), SOURCE.ne(PAD).long()
         expected = model(SOURCE, decoder_input_ids=TARGET)

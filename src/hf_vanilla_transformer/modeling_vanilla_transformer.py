@@ -25,7 +25,7 @@ from transformers.modeling_outputs import (
     Seq2SeqModelOutput,
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
-from transformers.utils import TransformersKwargs, can_return_tuple
+from transformers.utils import ModelOutput, TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
@@ -374,7 +374,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         self.encoder = VanillaTransformerEncoder(config)
         self.decoder = VanillaTransformerDecoder(config)
         if config.share_encoder_decoder_embeddings:
-            self._tied_weights_keys = {"encoder.embed_tokens.weight": "decoder.embed_tokens.weight"}
+            self._tied_weights_keys = {"decoder.embed_tokens.weight": "encoder.embed_tokens.weight"}
         for half in (self.encoder, self.decoder):  # the plans of `config` name modules of this model, not of its halves
             half._tp_plan = {"embed_tokens": "embedding_rowwise"}
             half._fsdp_plan = {}
@@ -397,7 +397,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         attention_mask: Tensor | None = None,
         decoder_input_ids: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
-        encoder_outputs: BaseModelOutput | tuple | None = None,
+        encoder_outputs: ModelOutput | tuple | None = None,
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         decoder_inputs_embeds: Tensor | None = None,
@@ -414,7 +414,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
             encoder_outputs = self.encoder(
                 input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs
             )
-        elif not isinstance(encoder_outputs, BaseModelOutput):
+        elif not isinstance(encoder_outputs, ModelOutput):
             encoder_outputs = BaseModelOutput(
                 **dict(zip(("last_hidden_state", "hidden_states", "attentions"), encoder_outputs, strict=False))
             )
@@ -453,10 +453,11 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         super().__init__(config)
         self.model = VanillaTransformerModel(config)
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=config.lm_head_bias)
-        target = "model.decoder.embed_tokens.weight"
-        self._tied_weights_keys = {"lm_head.weight": target}
-        if config.share_encoder_decoder_embeddings:
-            self._tied_weights_keys["model.encoder.embed_tokens.weight"] = target
+        source, target = (f"model.{half}.embed_tokens.weight" for half in ("encoder", "decoder"))
+        if config.share_encoder_decoder_embeddings:  # to that of `get_input_embeddings`, where peft begins
+            self._tied_weights_keys = {"lm_head.weight": source, target: source}
+        else:
+            self._tied_weights_keys = {"lm_head.weight": target}
         self.generation_config.length_penalty_type = "average"
         self.generation_config._from_model_config = None  # or the line above would be dropped on loading
         self.post_init()
@@ -468,7 +469,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         attention_mask: Tensor | None = None,
         decoder_input_ids: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
-        encoder_outputs: BaseModelOutput | tuple | None = None,
+        encoder_outputs: ModelOutput | tuple | None = None,
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         decoder_inputs_embeds: Tensor | None = None,
@@ -541,9 +542,11 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
     def _projects_plainly(self, hidden_states: Tensor) -> bool:
         """Whether `lm_head` is its weight and bias: no adapter, hook, shard, quantised or offloaded weight."""
         head = self.lm_head
-        if type(head) is not nn.Linear or type(head.weight) not in (Tensor, nn.Parameter):
+        if type(head) is not nn.Linear or "forward" in vars(head):
             return False
-        if head._forward_hooks or head._forward_pre_hooks:
+        if type(head.weight) not in (Tensor, nn.Parameter) or type(hidden_states) is not Tensor:
+            return False
+        if head._forward_hooks or head._forward_pre_hooks or head._backward_hooks or head._backward_pre_hooks:
             return False
         return head.weight.device == hidden_states.device
 
@@ -596,14 +599,18 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             generation_config.use_cache = False
         return generation_config, model_kwargs
 
-    def create_masks_for_generate(self, past_key_values: Cache, **kwargs: Any) -> Any:
-        """What `generate()` calls with a static cache.
+    def create_masks_for_generate(
+        self, past_key_values: Cache, attention_mask: Tensor | None = None, **kwargs: Any
+    ) -> Any:
+        """What `generate()` calls with a static cache. A mask of padding stays as it is: it says the positions, too.
 
         Raises:
             UserError: see `attention_backends.check_cache`.
         """
         check_cache(self.config, past_key_values)
-        return create_masks_for_generate(past_key_values=past_key_values, **kwargs)
+        if attention_mask is not None:
+            return attention_mask
+        return create_masks_for_generate(past_key_values=past_key_values, attention_mask=None, **kwargs)
 
     def _prepare_model_inputs(self, inputs=None, bos_token_id=None, model_kwargs=None):
         """Infer the source's mask where the caller of `generate()` gave none; transformers leaves it out."""
