@@ -230,7 +230,7 @@ def test_resuming_with_another_optimizer_is_one_line(tmp_path):
     options = {**corpus(tmp_path), "max_steps": 2, "save_steps": 2, "save_strategy": "steps", "eval_strategy": "no"}
     train(parse_arguments(flags(tmp_path / "out", **options, muon=True)), exact_matches)
     options |= {"max_steps": 4, "resume_from_checkpoint": "true"}
-    with pytest.raises(UserError, match=r"checkpoint-2 is another one .*: resume with the --muon that it began with"):
+    with pytest.raises(UserError, match=r"checkpoint-2 is another one .*: resume with the --muon and the --optim"):
         train(parse_arguments(flags(tmp_path / "out", **options)), exact_matches)
 
 

@@ -564,6 +564,22 @@ def test_a_checkpoint_of_two_processes_has_the_random_states_of_both(two_checkpo
     assert [path.name for path in complete_checkpoints(output, world_size=2)] == ["checkpoint-3"]
 
 
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"config_overrides": "dropout=0.3"}, r"checkpoint-6 has dropout=0\.\d+, this run 0\.3: resume with the model"),
+        ({"config_overrides": "encoder_attention_heads=2"}, "has encoder_attention_heads=4, this run 2"),
+        ({"label_smoothing_factor": 0.3}, "this run 0.3: resume with the model that it began with"),
+        ({"optim": "adafactor"}, "another one .*: resume with the --muon and the --optim that it began with"),
+    ],
+    ids=str,
+)
+def test_a_run_stays_what_it_is(two_checkpoints, tmp_path, other, message):
+    whole, options = two_checkpoints
+    options = {**options, "max_steps": 8, "resume_from_checkpoint": whole / "checkpoint-6", **other}
+    fails(message, tmp_path / "out", **options)
+
+
 def test_a_moving_average_cannot_begin_in_the_middle(two_checkpoints, tmp_path):
     whole, options = two_checkpoints
     output = shutil.copytree(whole, tmp_path / "out")

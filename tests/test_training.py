@@ -664,7 +664,7 @@ def test_what_is_scored_is_what_the_saved_model_translates(tmp_path):
     lines = sentences(12)
     text = write_pairs(folder, "train", lines, [translate(line) for line in lines])
     other = write_pairs(folder, "other", ["bird bird"], [translate("bird bird")])
-    first = run(tmp_path / "one", train_file=text, validation_file=None, num_train_epochs=20)
+    first = run(tmp_path / "one", train_file=text, validation_file=None, num_train_epochs=30)
     calls = []
 
     def score(hypotheses, references):

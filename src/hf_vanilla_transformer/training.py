@@ -212,12 +212,15 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
         return loss, *predicted
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None):
+        settings = set(self.optimizer.param_groups[0])
         try:
             super()._load_optimizer_and_scheduler(checkpoint)
+            if missing := settings - set(self.optimizer.param_groups[0]):
+                raise ValueError(f"without {', '.join(sorted(missing))}")
         except ValueError as error:
             raise UserError(
                 f"the optimizer in {checkpoint} is another one ({on_one_line(error)}): "
-                "resume with the --muon that it began with"
+                "resume with the --muon and the --optim that it began with"
             ) from error
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None):
@@ -300,6 +303,8 @@ def train(arguments: Arguments, score: Scorer | None = None) -> Path:
         raise UserError(f"the text or the tokenizer is not that of {checkpoint}: resume with what it was made from")
     set_seed(args.seed)
     model = _build_model(arguments, corpus.tokenizer)
+    if checkpoint:
+        _require_same_model(checkpoint, model.config)
     _require_positions(corpus.validation, model.config)
     _settle_arguments(args, corpus, model.config, scored=score is not None)
     source_lengths, target_lengths = token_lengths(corpus.train)
@@ -353,6 +358,19 @@ def train(arguments: Arguments, score: Scorer | None = None) -> Path:
         write_record(record, output / RUN_RECORD)
         shutil.rmtree(prepared)
     return output
+
+
+def _require_same_model(checkpoint: Path, config: VanillaTransformerConfig) -> None:
+    """Raises UserError where a run would go on as another model than it began with."""
+    began = VanillaTransformerConfig.from_pretrained(checkpoint)
+    for name in VanillaTransformerConfig.__annotations__:
+        if name == "use_cache":  # which training switches off
+            continue
+        if (old := getattr(began, name)) != (new := getattr(config, name)):
+            raise UserError(
+                f"{checkpoint} has {name}={old}, this run {new}: resume with the model that it began with, or go on "
+                f"from it as a new run with --model_name_or_path {checkpoint} and another --output_dir"
+            )
 
 
 def _is_the_end(checkpoint: Path, args: TrainingArguments) -> bool:
