@@ -194,6 +194,13 @@ class TestDeterminism:
 
 
 class TestErrors:
+    @pytest.mark.parametrize(("tokenizer_type", "least"), [("bpe", 20), ("byte-level", 260)])
+    def test_more_characters_than_tokens(self, tokenizer_type, least):
+        text = ["abcdefghijklmno"] * 3
+        with pytest.raises(ValueError, match=f"vocab_size=10: the characters alone are {least} tokens"):
+            learn_backend(text, vocab_size=10, tokenizer_type=tokenizer_type)
+        learn_backend(text, vocab_size=least, tokenizer_type=tokenizer_type)
+
     def test_unknown_type(self):
         with pytest.raises(
             ValueError, match=r"tokenizer_type='wordpiece' is not one of bpe, unigram, byte-level, word-level"

@@ -71,6 +71,10 @@ def learn_backend(
         if type(error) is not Exception:
             raise
         raise ValueError(f"{tokenizer_type} tokenizer with vocab_size={vocab_size}: {error}") from error
+    if (least := backend.get_vocab_size()) > vocab_size:
+        raise ValueError(
+            f"{tokenizer_type} tokenizer with vocab_size={vocab_size}: the characters alone are {least} tokens"
+        )
     if tokenizer_type == "unigram":
         backend.model = _canonical_unigram(backend)
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
