@@ -147,6 +147,15 @@ class TestErrors:
             ([*NEEDED, "--auto_find_batch_size", "true"], "has no effect: batches are made by --max_tokens"),
             ([*NEEDED, "--dataloader_drop_last", "true"], "has no effect: batches are made by --max_tokens"),
             ([*NEEDED, "--dataloader_persistent_workers", "true"], "has no effect on the training batches"),
+            (
+                [*NEEDED, "--max_steps", "-5", "--num_train_epochs", "0"],
+                "num_train_epochs=0.0 is no training: give more",
+            ),
+            (
+                [*NEEDED, "--source_lang", "English (US)"],
+                r"source_lang='English \(US\)' is not a language code such as",
+            ),
+            ([*NEEDED[:2], "recipe.yaml", *NEEDED[2:]], "unknown word 'recipe.yaml': a recipe comes before all flags"),
             ([*NEEDED, "--eval_do_concat_batches", "false"], "eval_do_concat_batches is not for this trainer"),
             ([*NEEDED, "--batch_eval_metrics", "true"], "batch_eval_metrics is not for this trainer"),
             ([*NEEDED, "--prediction_loss_only", "true"], "is called --predict_with_generate false here"),

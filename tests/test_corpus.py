@@ -186,6 +186,11 @@ def test_tsv_without_header_uses_the_first_two_columns(tmp_path):
     assert read(path) == [Pair("English", "German", 1), Pair('Hi "you.', "Hallo.", 2), Pair("en", "de", 3)]
 
 
+def test_a_tsv_header_in_other_letters_is_no_pair(tmp_path):
+    path = write(tmp_path / "a.tsv", "DE\tEN\neins\tone\n")
+    fails(r"a\.tsv:1: the header writes de, en in another way: 'DE\\tEN'", path)
+
+
 def test_csv_lines_are_counted_through_quoted_line_breaks(tmp_path):
     path = write(tmp_path / "a.csv", 'en,de\n"one\nmore","eins"\n\ntwo,zwei\n')
     assert read(path) == [Pair("one more", "eins", 2), Pair("", "", 4), Pair("two", "zwei", 5)]

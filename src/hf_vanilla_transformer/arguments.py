@@ -14,6 +14,7 @@ import yaml
 from transformers import HfArgumentParser, Seq2SeqTrainingArguments
 
 from .configuration_vanilla_transformer import PRESETS, VanillaTransformerConfig
+from .corpus import LANGUAGE_CODE
 from .errors import UserError, on_one_line
 from .length_penalty import LENGTH_PENALTY_TYPES
 from .tokenization_vanilla_transformer import NORMALIZATIONS, TOKENIZER_TYPES
@@ -260,6 +261,8 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
     if unknown:
         known = [option.name for group in CLASSES for option in fields(group)]
         hint = _hint(unknown[0].lstrip("-"), known, "see vanilla-transformer train --help")
+        if unknown[0].endswith((".yaml", ".yml")):
+            hint = "a recipe comes before all flags"
         raise UserError(f"unknown word {unknown[0]!r}: {hint}")
     _check(*arguments)
     return tuple(arguments)
@@ -284,6 +287,9 @@ def _given(group: Any, names: Iterable[str]) -> list[str]:
 def _check(model: ModelArguments, data: DataArguments, tokenizer: TokenizerArguments, training: TrainingArguments):
     if not data.source_lang or not data.target_lang:
         raise UserError("give both languages: --source_lang and --target_lang")
+    for name in ("source_lang", "target_lang"):
+        if not LANGUAGE_CODE.fullmatch(getattr(data, name)):
+            raise UserError(f"{name}={getattr(data, name)!r} is not a language code such as 'de'")
     _check_data(data, training)
     for name, value, allowed in (
         ("preset", model.preset, PRESETS),
@@ -331,6 +337,8 @@ def _check_training(training: TrainingArguments):
             raise UserError(f"{name} has no effect with one beam: give --generation_num_beams")
     if training.save_only_model and training.average_checkpoints > 1:
         raise UserError("average_checkpoints needs complete checkpoints: give --average_checkpoints 0 as well")
+    if training.max_steps <= 0 and training.num_train_epochs <= 0:
+        raise UserError(f"num_train_epochs={training.num_train_epochs} is no training: give more, or --max_steps")
     if not 0 <= training.ema_decay < 1:
         raise UserError(f"ema_decay={training.ema_decay} is not in [0, 1)")
     _check_consistency(training)

@@ -17,13 +17,12 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCardData
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
-from .corpus import HUB_ID, tagged
+from .corpus import HUB_ID, LANGUAGE_CODE, tagged
 from .errors import UserError
 from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 
 CARD_TEMPLATE = Path(__file__).with_name("model_card.md")
 
-LANGUAGE_CODE = re.compile(r"[A-Za-z0-9_-]+")
 
 # The key in evaluation.json: metric of the Hub, name in the card.
 METRICS = {

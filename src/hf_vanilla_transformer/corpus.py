@@ -28,6 +28,7 @@ from .errors import UserError, on_one_line
 
 FINAL_MARKS = ".!?…。！？"
 REASONS = ("empty", "too long", "identical sides", "length ratio", "overlap", "duplicate")
+LANGUAGE_CODE = re.compile(r"[A-Za-z0-9_-]+")
 MULTI30K_SUFFIX = {"raw": "", "tok": ".lc.norm.tok"}
 
 
@@ -113,6 +114,10 @@ def _tsv_rows(path: Path, languages: set[str]) -> Iterator[Row]:
         cells = text.rstrip("\r\n").split("\t")
         if line == 1 and (languages <= set(cells) or set(BLANK) <= set(cells)):
             header = cells
+        elif line == 1 and {name.lower() for name in languages} <= {cell.strip().lower() for cell in cells}:
+            raise UserError(
+                f"{path}:1: the header writes {', '.join(sorted(languages))} in another way: {text.strip()!r}"
+            )
         elif not text.strip():
             yield line, BLANK
         elif header:
@@ -200,7 +205,10 @@ def _ending(path: Path) -> str:
 def _file_pairs(paths: list[Path], source_lang: str, target_lang: str) -> Iterator[Pair]:
     for path in paths:
         if not path.is_file():
-            raise UserError(f"{path}: {'a folder, not a file' if path.is_dir() else 'no such file'}")
+            what = (
+                "no such file" if not path.exists() else "a folder, not a file" if path.is_dir() else "no regular file"
+            )
+            raise UserError(f"{path}: {what}")
     if len(paths) == 2:
         for path in paths:
             if _ending(path) in TABLES:
