@@ -1,5 +1,6 @@
 """The console command: what it prints, what it writes, and one line for every mistake."""
 
+import errno
 import gzip
 import io
 import json
@@ -20,7 +21,7 @@ from hf_vanilla_transformer import (
     translation,
 )
 from hf_vanilla_transformer.card import NOT_CERTIFIED
-from hf_vanilla_transformer.cli import main
+from hf_vanilla_transformer.cli import COMMANDS, main
 from hf_vanilla_transformer.tokenization_vanilla_transformer import joint_tokenizer, learn_backend
 
 TEXT = ["the old man sleeps", "a dog sees the small cat", "the cat runs", "who sees a dog"]
@@ -84,6 +85,17 @@ def test_compressed_text_is_read_as_in_training(folder, tmp_path, capsys):
         assert main(["score", str(folder), path, path]) == 0
         printed.append(capsys.readouterr().out)
     assert printed[0] == printed[1]
+
+
+def test_output_is_as_input(folder, tmp_path, capsys):
+    assert main(["translate", str(folder), *TEXT]) == 0
+    expected = capsys.readouterr().out
+    assert main(["translate", str(folder), *TEXT, "--output", "-"]) == 0
+    assert capsys.readouterr().out == expected
+    for name in ("plain.de", "packed.de.gz"):
+        assert main(["translate", str(folder), *TEXT, "--output", str(tmp_path / name)]) == 0
+    assert (tmp_path / "plain.de").read_text(encoding="utf-8") == expected
+    assert gzip.decompress((tmp_path / "packed.de.gz").read_bytes()).decode("utf-8") == expected
 
 
 def test_translate_nbest(folder, capsys):
@@ -362,6 +374,12 @@ def test_an_ensemble_leaves_the_scores_of_its_members_alone(folder, tmp_path, ca
     record = json.loads((tmp_path / "results" / "run.json").read_text(encoding="utf-8"))
     assert list(record) == ["evaluation"], "no training made an ensemble"
     assert record["evaluation"]["generation"]["models"] == 2
+    (tmp_path / "perfect").mkdir()
+    write(tmp_path / "perfect" / "news.hyp.de", TEXT)
+    against = ["--results", str(tmp_path / "results"), "--against", str(tmp_path / "perfect")]
+    capsys.readouterr()
+    assert main([*command, *against]) == 0
+    assert f"perfect is better than {folder} + {folder} by" in capsys.readouterr().out
     assert record["evaluation"]["sets"]["news"]["n"] == len(TEXT)
     assert "for the model card" not in capsys.readouterr().err
     assert complaint(capsys, command).endswith(
@@ -438,6 +456,62 @@ def test_output_that_cannot_be_written_is_not_lost(folder, tmp_path, capsys):
     printed = capsys.readouterr()
     assert printed.out.strip()
     assert "cannot be written (No such file or directory); the result is on standard output" in printed.err
+
+
+def test_a_disk_that_refuses_is_one_line(folder, tmp_path, capsys, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "locked"))
+
+    monkeypatch.setattr("hf_vanilla_transformer.interchange.export_model", refuse)
+    command = ["export", str(folder), "--format", "marian", "--output", str(tmp_path / "locked" / "x")]
+    assert complaint(capsys, command).endswith(f"export: {tmp_path / 'locked'}: Permission denied")
+
+    def fail(*_):
+        raise OSError(errno.EBADF, "a bug")
+
+    monkeypatch.setattr("hf_vanilla_transformer.interchange.export_model", fail)
+    with pytest.raises(OSError, match="a bug"):
+        main(command)
+
+
+def test_an_interrupted_training_says_how_it_goes_on(capsys, monkeypatch):
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(COMMANDS, "train", (interrupt, ""))
+    assert main(["train"]) == 130
+    assert capsys.readouterr().err == "vanilla-transformer train: interrupted: go on with --resume_from_checkpoint\n"
+
+
+def test_scores_of_a_model_in_a_folder_that_cannot_be_written(folder, tmp_path, capsys, monkeypatch):
+    locked = shutil.copytree(folder, tmp_path / "locked")
+    (locked / "evaluation.json").unlink(missing_ok=True)
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path) != locked)  # root may write everywhere
+    command = [
+        "evaluate",
+        str(locked),
+        "--test_file",
+        *(write(tmp_path / f"news.{side}", TEXT) for side in ("en", "de")),
+    ]
+    assert complaint(capsys, command).endswith("locked cannot be written: name another folder for the results")
+    assert main([*command, "--results", str(tmp_path / "results")]) == 0
+    printed = capsys.readouterr()
+    assert "news\tbleu\t" in printed.out
+    assert "locked cannot be written: the model card does not get these scores" in printed.err
+    assert not (locked / "evaluation.json").exists()
+    assert "news" in json.loads((tmp_path / "results" / "run.json").read_text())["evaluation"]["sets"]
+
+
+def test_two_test_sets_of_one_name_and_swapped_files_are_announced(folder, tmp_path, capsys):
+    for place in ("here", "there"):
+        (tmp_path / place).mkdir()
+        files = [write(tmp_path / place / f"news.{side}", TEXT[place == "there" :]) for side in ("en", "de")]
+        assert main(["evaluate", str(folder), "--test_file", *files, "--num_beams", "1"]) == 0
+        said = capsys.readouterr().err
+        assert ("they replace those of another test set that was called news, too" in said) == (place == "there")
+        assert "the endings contradict" not in said
+    assert main(["evaluate", str(folder), "--test_file", *files[::-1], "--results", str(tmp_path / "results")]) == 0
+    assert "news.de news.en: the endings contradict en to de; the source file comes first" in capsys.readouterr().err
 
 
 def test_an_unknown_command_is_explained(capsys):

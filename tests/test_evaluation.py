@@ -161,6 +161,20 @@ def test_case_counts_outside_p1_only():
     assert p1_bleu(["THE CAT SAT DOWN"], ["the cat sat down"], raw=False)["score"] == pytest.approx(100)
 
 
+@pytest.mark.parametrize(
+    ("language", "tokenizer"),
+    [("zh", "zh"), ("zh-Hant", "zh"), ("cmn_Hans", "zh"), ("ja", "char"), ("th", "char"), ("de", "13a"), (None, "13a")],
+)
+def test_bleu_counts_what_the_language_writes(language, tokenizer):
+    hypotheses, references = ["一个男人在街上骑自行车。"], ["一个男人在街上骑着自行车。"]
+    [found] = score(hypotheses, references, ["bleu"], language).values()
+    expected = BLEU(tokenize=tokenizer)
+    assert found["score"] == expected.corpus_score(hypotheses, [references]).score
+    assert f"tok:{tokenizer}" in found["signature"]
+    verdict = paired_bootstrap(hypotheses, references, references, target_lang=language, samples=10)
+    assert verdict.score_a == found["score"]
+
+
 def test_several_references_also_in_uneven_numbers():
     hypotheses = ["a b c d e", "f g h i"]
     references = [["x b c d e f g", "a b c d"], ["f g h i"]]

@@ -32,6 +32,7 @@ def certify(
     folder: str | Path,
     test_sets: Sequence[TestSet],
     *,
+    target_lang: str | None = None,
     device: str = "cpu",
     rounds: int = ROUNDS,
     progress: bool = False,
@@ -44,6 +45,7 @@ def certify(
         source: the model's folder; it computes in float32.
         folder: what `export_ctranslate2` made of it.
         test_sets: from `reporting.read_test_sets`.
+        target_lang: as in `evaluation.score`.
         device: of both, such as "cpu" or "cuda".
         rounds: how often the speed is measured, besides one round of warm-up.
         progress: whether to show bars.
@@ -79,7 +81,7 @@ def certify(
         def theirs() -> list[str]:
             return engine.translate(test_set.sources, num_beams=beams)
 
-        agreement = _agreement(test_set, ours(progress), theirs())  # translating here is the warm-up too
+        agreement = _agreement(test_set, target_lang, ours(progress), theirs())  # translating here is the warm-up too
         ratios = [_seconds(ours) / _seconds(theirs) for _ in range(rounds)]
         return {"num_beams": beams, **agreement, "speed": _spread(ratios)}
 
@@ -122,11 +124,13 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "least": min(values), "greatest": max(values)}
 
 
-def _agreement(test_set: TestSet, ours: Sequence[str], theirs: Sequence[str]) -> dict[str, Any]:
+def _agreement(
+    test_set: TestSet, target_lang: str | None, ours: Sequence[str], theirs: Sequence[str]
+) -> dict[str, Any]:
     metrics = ("bleu", "chrf") if test_set.form == "raw" else ("p1",)  # sacreBLEU would tokenise tokens again
     scores = {}
     for side, hypotheses in (("model", ours), ("ctranslate2", theirs)):
-        found = score(hypotheses, test_set.references, metrics)
+        found = score(hypotheses, test_set.references, metrics, target_lang)
         scores[side] = {name: {key: result[key] for key in ("score", "signature")} for name, result in found.items()}
     return {"identical": sum(a == b for a, b in zip(ours, theirs, strict=True)), "scores": scores}
 

@@ -4,6 +4,8 @@ What a command needs is imported when it runs, so that `--help` answers at once.
 """
 
 import argparse
+import errno
+import gzip
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +19,7 @@ from .errors import UserError
 from .length_penalty import LENGTH_PENALTY_TYPES
 from .provenance import EVALUATION_RECORD, RUN_RECORD, read_record
 
+OF_THE_DISK = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 ENGINE_FORMATS = {
     "onnx": "ONNX graphs for ONNX Runtime: encoder, first step, further steps",
@@ -30,10 +33,12 @@ def _train(argv: Sequence[str]) -> None:
     from .training import train
 
     def validation_scores(hypotheses: list[str], references: list[str]) -> dict[str, float]:
-        results = score(hypotheses, references, metrics=("bleu", "chrf"))
+        results = score(hypotheses, references, metrics=("bleu", "chrf"), target_lang=target_lang)
         return {name: result["score"] for name, result in results.items()}
 
-    folder = train(parse_arguments(argv), validation_scores)
+    arguments = parse_arguments(argv)
+    target_lang = arguments[1].target_lang
+    folder = train(arguments, validation_scores)
     if os.environ.get("RANK", "0") == "0":
         print(f"the model is in {folder}")
 
@@ -95,11 +100,13 @@ def _read_lines(path: str) -> list[str]:
 
 def _write_lines(lines: Sequence[str], path: str | None) -> None:
     text = "".join(f"{line}\n" for line in lines)
-    if path is None:
+    if path in (None, "-"):
         _print_text(text)
         return
+    opener = gzip.open if path.lower().endswith(".gz") else open
     try:
-        Path(path).write_text(text, encoding="utf-8")
+        with opener(path, "wt", encoding="utf-8", newline="\n") as file:
+            file.write(text)
     except OSError as error:
         _print_text(text)  # what has been computed is not lost with the file
         raise UserError(f"{path}: cannot be written ({error.strerror}); the result is on standard output") from error
@@ -121,7 +128,7 @@ def _translate(argv: Sequence[str]) -> None:
     parser = _model_parser("translate", "Translate sentences, one per line; an empty line stays empty.")
     parser.add_argument("sentences", nargs="*", help="what to translate; by default the lines of --input")
     parser.add_argument("--input", help="a text file, plain or .gz; by default, or for -, standard input")
-    parser.add_argument("--output", help="a text file; by default standard output")
+    parser.add_argument("--output", help="a text file, plain or .gz; by default, or for -, standard output")
     parser.add_argument("--nbest", type=int, help="write so many translations: line number, score, text, tab-separated")
     parser.add_argument(
         "--engine",
@@ -253,7 +260,7 @@ def _read_test_sets(folder: Path, options: argparse.Namespace) -> list:
     """None at all where none is named. Raises UserError for options that need another one, or exclude it."""
     from dataclasses import replace
 
-    from .corpus import is_multi30k, tagged
+    from .corpus import is_multi30k, tagged, warning_of_swapped_endings
     from .reporting import FORMS, read_test_sets
 
     if options.test_file and options.dataset_name:
@@ -264,6 +271,8 @@ def _read_test_sets(folder: Path, options: argparse.Namespace) -> list:
     if not (options.test_file or options.dataset_name):
         return []
     source_lang, target_lang = _languages(folder, options)
+    if warning := warning_of_swapped_endings(options.test_file or [], source_lang, target_lang):
+        print(warning, file=sys.stderr)
     trained = read_record(folder / RUN_RECORD)
     config_name, trained_on = options.dataset_config_name, trained.get("data", {}).get("config")
     if config_name is None and is_multi30k(options.dataset_name) and trained_on in FORMS:
@@ -329,17 +338,24 @@ def _evaluate(argv: Sequence[str]) -> None:
     )
     _print_scores(record)
     if folder.is_dir() and not options.ensemble:
-        _say_what_the_card_gets(folder, before)
+        _say_what_the_card_gets(folder, before, record["sets"])
     for against in options.against:
         verdicts = compare(Path(against), results or folder, test_sets, target_lang)
         for name, verdict in verdicts.items():
-            print(f"{name}: {verdict.in_words(a=against, b=options.model)}")
+            system = " + ".join([options.model, *(options.ensemble or [])])
+            print(f"{name}: {verdict.in_words(a=against, b=system)}")
         if results:
             keep_comparison(results, Path(against), verdicts)
 
 
-def _say_what_the_card_gets(folder: Path, before: Mapping[str, object]) -> None:
+def _say_what_the_card_gets(folder: Path, before: Mapping[str, Mapping], found: Mapping[str, Mapping]) -> None:
+    if not os.access(folder, os.W_OK):
+        print(f"{folder} cannot be written: the model card does not get these scores", file=sys.stderr)
+        return
     print(f"the scores are in {folder / EVALUATION_RECORD}, for the model card", file=sys.stderr)
+    for name in before.keys() & found.keys():
+        if before[name].get("references_sha256") != found[name]["references_sha256"]:
+            print(f"they replace those of another test set that was called {name}, too", file=sys.stderr)
     if gone := sorted(before.keys() - read_record(folder / EVALUATION_RECORD).get("sets", {}).keys()):
         print(f"those of {', '.join(gone)} were searched in another way and are not in it any more", file=sys.stderr)
 
@@ -463,7 +479,8 @@ def _export_ctranslate2(options: argparse.Namespace) -> list[str]:
             "no certificate: whether it translates as the model does was not measured; to get one, export with "
             "--test_file or --dataset_name"
         ]
-    certificate = certify(source, output, test_sets, progress=True)
+    target_lang = _languages(source, options)[1]
+    certificate = certify(source, output, test_sets, target_lang=target_lang, progress=True)
     write(certificate)
     return [certificate_text(certificate), ""]
 
@@ -532,7 +549,9 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; a mistake in the input is one line on standard error and the exit status 2."""
+    """Run one command; a mistake in the input, or a disk that refuses, is one line on standard error and the exit
+    status 2.
+    """
     argv = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(
         prog="vanilla-transformer",
@@ -548,6 +567,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"vanilla-transformer {command}: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        if error.errno not in OF_THE_DISK:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"vanilla-transformer {command}: {where}{error.strerror}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        hint = ": go on with --resume_from_checkpoint" if command == "train" else ""
+        print(f"vanilla-transformer {command}: interrupted{hint}", file=sys.stderr)
+        return 130
     return 0
 
 

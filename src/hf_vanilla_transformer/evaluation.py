@@ -2,7 +2,8 @@
 
 Two protocols, never to be mixed in one table:
 
-* sacreBLEU on raw text (Post 2018, https://aclanthology.org/W18-6319): BLEU (13a, cased), chrF2 and TER.
+* sacreBLEU on raw text (Post 2018, https://aclanthology.org/W18-6319): BLEU (13a, cased), chrF2 and TER. BLEU counts
+  words, which the text of some languages does not tell: there it counts what `BLEU_TOKENIZERS` names.
 * P1 of Multi30k, what its papers report: BLEU of `multi-bleu.perl` on lower-cased Moses tokens, against the
   lines of `task1/tok`.
 
@@ -14,6 +15,7 @@ A hypothesis is one string per sentence. A reference is one string per sentence,
 sentence has several.
 """
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -32,6 +34,11 @@ def _multi_bleu() -> BLEU:
     return BLEU(lowercase=True, tokenize="none", smooth_method="none", force=True)
 
 
+# sacreBLEU's tokenizers by language, without its Japanese one, which needs a dictionary. The signature names it.
+BLEU_TOKENIZERS = {
+    **dict.fromkeys(("zh", "zho", "cmn", "yue"), "zh"),
+    **dict.fromkeys(("ja", "jpn", "th", "tha", "lo", "lao", "km", "khm", "my", "mya"), "char"),
+}
 _METRICS = {"bleu": BLEU, "chrf": CHRF, "ter": TER, "p1": _multi_bleu}
 _LABELS = {"bleu": "BLEU", "chrf": "chrF2", "p1": "P1 BLEU"}
 _DETAILS = {
@@ -86,9 +93,12 @@ def _check_p1_references(per_sentence: list[list[str]]) -> None:
                 )
 
 
-def _scorer(name: str, per_sentence: list[list[str]]) -> BLEU | CHRF | TER:
+def _scorer(name: str, per_sentence: list[list[str]], target_lang: str | None) -> BLEU | CHRF | TER:
     if name == "p1":
         _check_p1_references(per_sentence)
+    if name == "bleu" and target_lang:
+        language = re.split("[-_]", target_lang.lower())[0]
+        return BLEU(tokenize=BLEU_TOKENIZERS.get(language))
     return _METRICS[name]()
 
 
@@ -103,9 +113,11 @@ def _signature(name: str, scorer: BLEU | CHRF | TER, **additions: int | str) -> 
     return f"P1|{signature}" if name == "p1" else str(signature)
 
 
-def _corpus_score(name: str, hypotheses: Iterable[str] | None, references: Iterable | None) -> dict:
+def _corpus_score(
+    name: str, hypotheses: Iterable[str] | None, references: Iterable | None, target_lang: str | None = None
+) -> dict:
     lines, per_sentence = _checked_pair(hypotheses, references)
-    scorer = _scorer(name, per_sentence)
+    scorer = _scorer(name, per_sentence, target_lang)
     result = scorer.corpus_score(lines, _streams(per_sentence))
     details = {detail: getattr(result, detail) for detail in _DETAILS[result.name]}
     return {"score": float(result.score), "signature": _signature(name, scorer), **details}
@@ -115,6 +127,7 @@ def score(
     hypotheses: Sequence[str],
     references: Sequence[str] | Sequence[Sequence[str]],
     metrics: Sequence[str] = ("bleu", "chrf", "ter"),
+    target_lang: str | None = None,
 ) -> dict[str, dict]:
     """Score a corpus by several metrics at once.
 
@@ -122,6 +135,7 @@ def score(
         hypotheses: translations, one string per sentence; raw text, except for `"p1"`, which takes tokens.
         references: one string or one list of strings per sentence.
         metrics: any of `"bleu"`, `"chrf"`, `"ter"` (sacreBLEU's defaults) and `"p1"`.
+        target_lang: such as "zh" or "zh-TW": decides what BLEU counts, see `BLEU_TOKENIZERS`; None means 13a.
 
     Returns:
         For each metric `{"score", "signature"}`, score in points (0 to 100; TER is an error rate, lower is
@@ -134,7 +148,7 @@ def score(
     for name in metrics:
         if name not in _METRICS:
             raise UserError(f"unknown metric {name!r}: choose from {', '.join(_METRICS)}")
-    return {name: _corpus_score(name, hypotheses, references) for name in metrics}
+    return {name: _corpus_score(name, hypotheses, references, target_lang) for name in metrics}
 
 
 class _OfflineMetric(evaluate.Metric):
@@ -313,6 +327,7 @@ def paired_bootstrap(
     metric: str = "bleu",
     samples: int = 1000,
     seed: int = 12345,
+    target_lang: str | None = None,
 ) -> PairedBootstrap:
     """Compare two systems on the same sentences by paired bootstrap resampling (Koehn 2004).
 
@@ -328,6 +343,7 @@ def paired_bootstrap(
         metric: `"bleu"` or `"chrf"` on raw text, `"p1"` on tokens (see `p1_tokens`).
         samples: number of resampled corpora.
         seed: decides the draws alone; no environment variable is read.
+        target_lang: as in `score`.
 
     Raises:
         UserError: as `score`, and for fewer than one sample.
@@ -338,7 +354,7 @@ def paired_bootstrap(
         raise UserError(f"samples is {samples}: the bootstrap needs at least 1, usually 1000")
     lines_a, per_sentence = _checked_pair(hypotheses_a, references, "hypotheses of A")
     lines_b, _ = _checked_pair(hypotheses_b, per_sentence, "hypotheses of B")
-    scorer = _scorer(metric, per_sentence)
+    scorer = _scorer(metric, per_sentence, target_lang)
 
     def statistics(lines: list[str]) -> np.ndarray:
         return np.array(scorer._extract_corpus_statistics(lines, _streams(per_sentence)), dtype=np.float64)

@@ -1,5 +1,6 @@
 """Translate test sets, score them, and leave scores, signatures and hypotheses where others can check them."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
@@ -92,7 +93,7 @@ def score_test_set(test_set: TestSet, hypotheses: Sequence[str], target_lang: st
     """
     scores = {}
     if test_set.form == "raw":
-        scores = score(hypotheses, test_set.references)
+        scores = score(hypotheses, test_set.references, target_lang=target_lang)
     if test_set.p1_references is not None:
         raw = test_set.form == "raw"
         scores["p1"] = p1_bleu(hypotheses, test_set.p1_references, raw=raw, language=target_lang)
@@ -118,8 +119,8 @@ def evaluate_model(
         model, tokenizer: what is evaluated.
         test_sets: from `read_test_sets`.
         folder: the model's; `evaluation.json` goes there, which the model card is filled from. Other test sets that
-            are in it stay if they were searched in the same way, with where they come from. None for an ensemble,
-            which needs `results`.
+            are in it stay if they were searched in the same way, with where they come from. A folder that cannot be
+            written keeps what it has. None for an ensemble, which needs `results`.
         target_lang: names the files with the hypotheses, and the tokenizer of P1.
         num_beams, length_penalty, length_penalty_type, max_tokens_per_batch: as in `translation.translate`.
         results: where `<test set>.hyp.<language>` and a `run.json` that joins training and scores go, to be
@@ -130,7 +131,7 @@ def evaluate_model(
         the scores of these test sets, as in `evaluation.json`.
 
     Raises:
-        UserError: `results` is the folder of a model; what `translate` raises.
+        UserError: `results` is the folder of a model; nothing can be written; what `translate` raises.
     """
     generation = model.generation_config
     penalised = length_penalty is not None or length_penalty_type is not None
@@ -140,6 +141,8 @@ def evaluate_model(
     if results is not None and (results / "config.json").exists():
         raise UserError(f"{results} is the folder of a model: name another one for the results")
     target.mkdir(parents=True, exist_ok=True)
+    if not os.access(target, os.W_OK):
+        raise UserError(f"{target} cannot be written: name another folder for the results")
     search: dict[str, Any] = {"num_beams": beams, "dtype": computing_type(model)}
     if isinstance(model, Ensemble):
         search["models"] = len(model.members)
@@ -172,12 +175,12 @@ def evaluate_model(
             "references_sha256": _fingerprint(test_set),
             "scores": score_test_set(test_set, hypotheses, target_lang),
         }
-    if folder and folder.is_dir():
-        earlier = read_record(folder / EVALUATION_RECORD)
-        write_record(_with_earlier(earlier, record, origin, same), folder / EVALUATION_RECORD)
     if results is not None:
         evaluation = _with_earlier(read_record(results / RUN_RECORD).get("evaluation", {}), record, origin, same)
         write_record({**_training_record(folder), "evaluation": evaluation}, results / RUN_RECORD)
+    if folder and folder.is_dir() and os.access(folder, os.W_OK):
+        earlier = read_record(folder / EVALUATION_RECORD)
+        write_record(_with_earlier(earlier, record, origin, same), folder / EVALUATION_RECORD)
     return record
 
 
@@ -274,6 +277,7 @@ def compare(
     """
     folders = folder_a, folder_b
     metric = "p1" if all(test_set.p1_references is not None for test_set in test_sets) else "bleu"
+    how = {"metric": metric, "samples": samples, "target_lang": target_lang}
     pooled: tuple[list[str], list[str], list[str]] = ([], [], [])
     verdicts = {}
     for test_set in test_sets:
@@ -285,12 +289,12 @@ def compare(
             lines = [p1_tokens(s, target_lang) if form == "raw" else s for s, form in zip(lines, forms, strict=True)]
         elif forms != ["raw", "raw"]:
             raise UserError(f"{test_set.name}: {FORMS['tok']} translations have no BLEU to compare")
-        verdicts[test_set.name] = paired_bootstrap(*lines, references, metric=metric, samples=samples)
+        verdicts[test_set.name] = paired_bootstrap(*lines, references, **how)
         if test_set.name != VALIDATION:
             for pool, part in zip(pooled, (*lines, references), strict=True):
                 pool.extend(part)
     if sum(test_set.name != VALIDATION for test_set in test_sets) > 1:
-        verdicts["all of them"] = paired_bootstrap(*pooled, metric=metric, samples=samples)
+        verdicts["all of them"] = paired_bootstrap(*pooled, **how)
     return verdicts
 
 
