@@ -7,6 +7,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from hf_vanilla_transformer.averaging import ExponentialMovingAverage, average_checkpoints
+from hf_vanilla_transformer.errors import UserError
 
 
 class TestCheckpoints:
@@ -35,6 +36,17 @@ class TestCheckpoints:
         weight = torch.randn(3, 4)
         average = average_checkpoints([str(folder) for folder in self.folders(tmp_path, [weight])])
         torch.testing.assert_close(average["w"], weight, atol=0, rtol=0)
+
+    def test_tied_weights_may_have_either_name(self, tmp_path):
+        for name, number in (("source", 1.0), ("target", 3.0)):
+            (tmp_path / name).mkdir()
+            save_file({name: torch.full((2,), number)}, tmp_path / name / "model.safetensors")
+        folders = [tmp_path / "source", tmp_path / "target"]
+        average = average_checkpoints(folders, {"target": "source"})
+        assert average.keys() == {"source"}
+        torch.testing.assert_close(average["source"], torch.full((2,), 2.0))
+        with pytest.raises(UserError, match="do not hold the same weights: source is in one of them only"):
+            average_checkpoints(folders)
 
 
 class TestExponentialMovingAverage:

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM, TrainerState
 
 from hf_vanilla_transformer import training
@@ -562,6 +562,22 @@ def test_a_checkpoint_of_two_processes_has_the_random_states_of_both(two_checkpo
         shutil.copy(folder / "rng_state.pth", folder / "rng_state_1.pth")
     halve(output / "checkpoint-6" / "rng_state_1.pth")
     assert [path.name for path in complete_checkpoints(output, world_size=2)] == ["checkpoint-3"]
+
+
+def test_tied_weights_may_be_stored_under_another_name(two_checkpoints, tmp_path, caplog):
+    whole, options = two_checkpoints
+    options = {**options, "max_steps": 9, "average_checkpoints": 3, "resume_from_checkpoint": "true"}
+    for name in ("plain", "renamed"):
+        output = shutil.copytree(whole, tmp_path / name)
+        for file in output.glob("checkpoint-*/model.safetensors") if name == "renamed" else ():
+            weights = load_file(file)
+            weights["model.decoder.embed_tokens.weight"] = weights.pop("model.encoder.embed_tokens.weight")
+            save_file(weights, file, metadata={"format": "pt"})
+        train(parse_arguments(flags(output, **options)), exact_matches)
+    assert "missing keys" not in caplog.text
+    plain, renamed = (load_file(tmp_path / name / "model.safetensors") for name in ("plain", "renamed"))
+    assert plain.keys() == renamed.keys()
+    assert all(np.array_equal(plain[name], renamed[name]) for name in plain)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Averages of weights: over the last checkpoints (section 6.1 of "Attention Is All You Need"), and over all steps."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -8,17 +8,32 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from .errors import UserError
 
-def average_checkpoints(folders: Sequence[Path]) -> dict[str, Tensor]:
+
+def average_checkpoints(folders: Sequence[Path], tied: Mapping[str, str] | None = None) -> dict[str, Tensor]:
     """The mean of the weights in `folder/model.safetensors` of each folder, summed in float64.
 
+    Args:
+        folders: of the checkpoints.
+        tied: names of a model's tied weights to the name of what they are tied to. A checkpoint holds one of them.
+
     Returns:
-        a state dict with the names and dtypes of the first checkpoint.
+        a state dict with the dtypes of the first checkpoint.
+
+    Raises:
+        UserError: checkpoints that hold different weights.
     """
+    tied = tied or {}
     total: dict[str, Tensor] = {}
     dtypes: dict[str, torch.dtype] = {}
     for folder in folders:
-        for name, weight in load_file(Path(folder) / "model.safetensors").items():
+        weights = {tied.get(n, n): w for n, w in load_file(Path(folder) / "model.safetensors").items()}
+        if total and (other := total.keys() ^ weights.keys()):
+            raise UserError(
+                f"{folder} and {folders[0]} do not hold the same weights: {min(other)} is in one of them only"
+            )
+        for name, weight in weights.items():
             dtypes.setdefault(name, weight.dtype)
             total[name] = total[name] + weight.double() if name in total else weight.double()
     return {name: (weight / len(folders)).to(dtypes[name]) for name, weight in total.items()}

@@ -242,9 +242,11 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
             self.ema.load(Path(resume_from_checkpoint))
 
     def _issue_warnings_after_load(self, load_result: Any):
-        """Tied weights are stored once: their other names are not missing."""
-        tied = getattr(self.model, "all_tied_weights_keys", {})
-        if set(load_result.missing_keys) - set(tied) or load_result.unexpected_keys:
+        """Tied weights are stored once, under whichever name: their other names are not missing."""
+        tied = self.model.all_tied_weights_keys
+        missing = set(load_result.missing_keys)
+        loaded = {tied.get(name, name) for name in self.model.state_dict().keys() - missing}
+        if any(tied.get(name, name) not in loaded for name in missing) or load_result.unexpected_keys:
             super()._issue_warnings_after_load(load_result)
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any):
@@ -602,7 +604,7 @@ def _finish_weights(trainer: VanillaTransformerTrainer, output: Path) -> str:
     if args.average_checkpoints < 2 or len(folders) < 2:
         return "last step"
     trainer.accelerator.wait_for_everyone()
-    trainer.model.load_state_dict(average_checkpoints(folders), strict=False)
+    trainer.model.load_state_dict(average_checkpoints(folders, trainer.model.all_tied_weights_keys), strict=False)
     trainer.model.tie_weights()
     return f"mean of the last {len(folders)} checkpoints"
 
