@@ -1,5 +1,6 @@
 """The Hugging Face side: Auto classes, caches, tied weights, outputs, initialisation."""
 
+import copy
 import json
 import re
 import subprocess
@@ -159,6 +160,9 @@ class TestForward:
         for name, parameter in parameters.items():
             torch.testing.assert_close(found[name], parameter.grad, atol=1e-5, rtol=1e-4)
         torch.func.grad(loss)(dict(random_model(dropout=0.1).train().named_parameters()))
+        fresh = random_model()
+        torch.func.jvp(lambda weight: fresh(SOURCE, decoder_input_ids=TARGET).logits * weight, *[(torch.ones(()),)] * 2)
+        copy.deepcopy(fresh)  # with a table of positions that is none of torch.func's
 
     def test_the_decoder_sees_no_later_token(self):
         model, changed = random_model(), TARGET.clone()

@@ -63,9 +63,16 @@ class SinusoidalPositions(nn.Module):
         if table is None or table.shape[0] < length or table.device != position_ids.device:
             rows = max(length, self.num_positions)
             table = sinusoid_table(rows, self.d_model, position_ids.device)
-            if type(table) is Tensor and not torch.jit.is_tracing():  # else of no use outside this call
+            if _is_of_use_later(table):
                 self._table = table
         return nn.functional.embedding(position_ids, table)
+
+
+def _is_of_use_later(tensor: Tensor) -> bool:
+    """Not so what a tracer, `torch.func` or a mode without numbers makes; compiled code makes plain ones."""
+    if torch.compiler.is_compiling():
+        return True
+    return type(tensor) is Tensor and not (torch.jit.is_tracing() or torch._C._are_functorch_transforms_active())
 
 
 class LearnedPositions(nn.Embedding):
