@@ -197,7 +197,7 @@ class TestErrors:
     @pytest.mark.parametrize(("tokenizer_type", "least"), [("bpe", 20), ("byte-level", 260)])
     def test_more_characters_than_tokens(self, tokenizer_type, least):
         text = ["abcdefghijklmno"] * 3
-        with pytest.raises(ValueError, match=f"vocab_size=10: the characters alone are {least} tokens"):
+        with pytest.raises(ValueError, match=f"vocab_size=10: too small for the characters, it has {least} t"):
             learn_backend(text, vocab_size=10, tokenizer_type=tokenizer_type)
         learn_backend(text, vocab_size=least, tokenizer_type=tokenizer_type)
 

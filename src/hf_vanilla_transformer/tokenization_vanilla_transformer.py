@@ -73,7 +73,8 @@ def learn_backend(
         raise ValueError(f"{tokenizer_type} tokenizer with vocab_size={vocab_size}: {error}") from error
     if (least := backend.get_vocab_size()) > vocab_size:
         raise ValueError(
-            f"{tokenizer_type} tokenizer with vocab_size={vocab_size}: the characters alone are {least} tokens"
+            f"{tokenizer_type} tokenizer with vocab_size={vocab_size}: too small for the characters, it has {least} "
+            "tokens"
         )
     if tokenizer_type == "unigram":
         backend.model = _canonical_unigram(backend)
