@@ -354,7 +354,8 @@ def _say_what_the_card_gets(folder: Path, before: Mapping[str, Mapping], found: 
         return
     print(f"the scores are in {folder / EVALUATION_RECORD}, for the model card", file=sys.stderr)
     for name in before.keys() & found.keys():
-        if before[name].get("references_sha256") != found[name]["references_sha256"]:
+        references = found[name]["references_sha256"]
+        if before[name].get("references_sha256", references) != references:
             print(f"they replace those of another test set that was called {name}, too", file=sys.stderr)
     if gone := sorted(before.keys() - read_record(folder / EVALUATION_RECORD).get("sets", {}).keys()):
         print(f"those of {', '.join(gone)} were searched in another way and are not in it any more", file=sys.stderr)

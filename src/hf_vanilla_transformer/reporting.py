@@ -141,8 +141,9 @@ def evaluate_model(
     if results is not None and (results / "config.json").exists():
         raise UserError(f"{results} is the folder of a model: name another one for the results")
     target.mkdir(parents=True, exist_ok=True)
-    if not os.access(target, os.W_OK):
-        raise UserError(f"{target} cannot be written: name another folder for the results")
+    for path in (target, *target.glob(f"*.hyp.{target_lang}")):
+        if not os.access(path, os.W_OK):  # or the translations would be lost
+            raise UserError(f"{path} cannot be written: name another folder for the results")
     search: dict[str, Any] = {"num_beams": beams, "dtype": computing_type(model)}
     if isinstance(model, Ensemble):
         search["models"] = len(model.members)
