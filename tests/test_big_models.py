@@ -95,13 +95,14 @@ class TestOffloading:
             expected = model.train(mode)(SOURCE, labels=LABELS).loss
             torch.testing.assert_close(loaded.train(mode)(SOURCE, labels=LABELS).loss, expected)
 
-    @pytest.mark.xfail(
-        strict=True, raises=(KeyError, ValueError), reason="transformers splits no tied weight, here by hand"
-    )
+    @pytest.mark.xfail(strict=True, raises=KeyError, reason="transformers splits no tied weight, here by hand")
     def test_a_tied_weight_in_two_places(self, tmp_path):
         random_model().save_pretrained(tmp_path)
         device_map = {"model.encoder": "cpu", "model.decoder": "disk", "lm_head": "disk"}
-        loaded = load(tmp_path, device_map=device_map, offload_folder=tmp_path / "offloaded")
+        try:
+            loaded = load(tmp_path, device_map=device_map, offload_folder=tmp_path / "offloaded")
+        except KeyError:
+            pytest.fail("it could be loaded")
         loaded(SOURCE, decoder_input_ids=TARGET)
 
 

@@ -59,7 +59,7 @@ def make_model(tokenizer):
     sizes = {"vocab_size": getattr(tokenizer, "target_vocab_size", len(tokenizer))}
     if isinstance(tokenizer, SeparateVocabularyTokenizer):
         sizes |= {"encoder_vocab_size": len(tokenizer), "share_encoder_decoder_embeddings": False}
-    torch.manual_seed(1)
+    torch.manual_seed(4)
     model = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig.preset("test", **sizes)).eval()
     model.generation_config.update(max_length=16, num_beams=2, length_penalty=0.6)
     with torch.no_grad():  # a random model says the same to everything, unless it listens to the source loudly
