@@ -4,6 +4,7 @@ import csv
 import gzip
 import hashlib
 import json
+import os
 import random
 import re
 import subprocess
@@ -184,6 +185,11 @@ def test_header_names_the_columns(tmp_path, ending, header):
 def test_tsv_without_header_uses_the_first_two_columns(tmp_path):
     path = write(tmp_path / "a.tsv", 'English\tGerman\tlicence\nHi "you.\tHallo.\tCC-BY\nen\tde\n')
     assert read(path) == [Pair("English", "German", 1), Pair('Hi "you.', "Hallo.", 2), Pair("en", "de", 3)]
+
+
+def test_a_pipe_is_no_file(tmp_path):
+    os.mkfifo(tmp_path / "pipe.en")
+    fails(r"pipe\.en: no regular file", tmp_path / "pipe.en", write(tmp_path / "a.de", "x\n"))
 
 
 def test_a_tsv_header_in_other_letters_is_no_pair(tmp_path):

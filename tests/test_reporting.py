@@ -70,6 +70,16 @@ def test_raw_text_gets_sacrebleu_and_p1(multi30k):
     assert scores["p1"]["signature"].startswith("P1|")
 
 
+def test_bleu_counts_what_the_target_language_writes(tmp_path):
+    test_set = TestSet("news", ["a man"], ["一个男人在街上骑着自行车。"])
+    found = score_test_set(test_set, ["一个男人在街上骑自行车。"], "zh")["bleu"]
+    assert "tok:zh" in found["signature"]
+    for folder, text in (("a", "一个男人在街上骑自行车。"), ("b", "一个男人在街上骑着自行车。")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "news.hyp.zh").write_text(text + "\n", encoding="utf-8")
+    assert compare(tmp_path / "a", tmp_path / "b", [test_set], "zh", samples=5)["news"].score_a == found["score"]
+
+
 def test_tokenised_text_gets_p1_only(multi30k):
     scores = score_test_set(read(multi30k, "tok"), TOKENS, "de")
     assert set(scores) == {"p1"}

@@ -205,10 +205,8 @@ def _ending(path: Path) -> str:
 def _file_pairs(paths: list[Path], source_lang: str, target_lang: str) -> Iterator[Pair]:
     for path in paths:
         if not path.is_file():
-            what = (
-                "no such file" if not path.exists() else "a folder, not a file" if path.is_dir() else "no regular file"
-            )
-            raise UserError(f"{path}: {what}")
+            what = "a folder, not a file" if path.is_dir() else "no regular file"
+            raise UserError(f"{path}: {what if path.exists() else 'no such file'}")
     if len(paths) == 2:
         for path in paths:
             if _ending(path) in TABLES:

@@ -47,11 +47,7 @@ class Workers:
         threads = max(1, torch.get_num_threads() // processes)
         try:
             pickled = pickle.dumps((model, tokenizer))  # once; 8-bit weights cannot go through shared memory
-        except (
-            AttributeError,
-            TypeError,
-            pickle.PicklingError,
-        ) as error:  # hooks, as those for attentions
+        except (AttributeError, TypeError, pickle.PicklingError) as error:  # of hooks, such as transformers sets
             raise UserError(f"other processes cannot get this model ({error}): load it anew for them") from error
         self._pool = ProcessPoolExecutor(processes, get_context("spawn"), _start, (pickled, threads))
 
